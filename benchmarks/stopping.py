@@ -1,4 +1,4 @@
-"""How often the rule that ends a recovery calls a student recovered, by what the student truly reaches.
+"""How often the test that ends a recovery calls a student recovered, by what the student truly reaches.
 
 Run: python -m benchmarks.stopping [--write]
 
@@ -9,10 +9,10 @@ noise's variance is the student's own and the same in every test, half is fresh,
 weights. Each entry is the share of simulated runs in which at least one test calls the student recovered; it should be
 low below 0.99.
 
-`estimate` is the default rule: the estimate reaches the share, and the lower 95% bound is no more than the margin (0.02
-of the score) below it. It promises a level for a student at the margin only: a little below the wanted share it passes
+A test is passed if the estimate reaches the share, and the lower 95% bound is no more than the margin (0.02 of the
+score) below it. That promises a level for a student at the margin only: a little below the wanted share it passes
 often, and the more tests a run has, the more often. Its verdict ends a run, and is not evidence: that is the gate's, on
-test prompts. `bound` is `--until-rule bound`: the bound itself reaches the share, at a level shared by all tests.
+test prompts.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ import numpy as np
 from scipy import stats
 
 from benchmarks import _report
-from evals.paired_tests import non_inferiority
+from evals.paired_tests import CONFIDENCE, non_inferiority
+from evals.paired_tests import ENOUGH_TO_DECIDE as ITEMS
 
-UNTIL, MARGIN, CONFIDENCE = 0.99, 0.02, 0.95
+UNTIL, MARGIN = 0.99, 0.02
 TRUE = (0.96, 0.97, 0.98, 0.985, 0.99, 1.0)
 LOOKS = (1, 8, 20)
 Verdicts = np.ndarray[Any, np.dtype[np.bool_]]
@@ -37,25 +38,24 @@ Verdicts = np.ndarray[Any, np.dtype[np.bool_]]
 
 @dataclass(frozen=True)
 class Task:
-    """Development prompts: base's score, the noise of one test, and their number for each rule."""
+    """Development prompts: base's score, and the noise of one test."""
 
     name: str
     base: float
     noise: float
-    items: dict[str, int]
 
 
 # The second has the score of a model of 135 million parameters, whose verdicts differ from base's on every sixth item.
 TASKS = (
-    Task("base at 0.90", 0.90, 0.10, {"estimate": 1_000, "bound": 20_000}),
-    Task("base at 0.30", 0.30, 0.20, {"estimate": 1_000, "bound": 20_000}),
+    Task("base at 0.90", 0.90, 0.10),
+    Task("base at 0.30", 0.30, 0.20),
 )
 
 
-def draw(task: Task, true: float, items: int, looks: int, random: np.random.Generator) -> tuple[Verdicts, Verdicts]:
+def draw(task: Task, true: float, looks: int, random: np.random.Generator) -> tuple[Verdicts, Verdicts]:
     """Return base's verdicts [items] and the student's [looks, items]; its expected score is ``true`` of base's."""
-    ease = random.random(items)
-    noise = (random.normal(size=items) + random.normal(size=(looks, items))) * (task.noise / np.sqrt(2))
+    ease = random.random(ITEMS)
+    noise = (random.normal(size=ITEMS) + random.normal(size=(looks, ITEMS))) * (task.noise / np.sqrt(2))
     right = ease < task.base
     return right, ease + noise < _bound(task.noise, true * task.base)
 
@@ -69,11 +69,9 @@ def _bound(noise: float, expected: float) -> float:
     return float(np.interp(expected, means, grid))
 
 
-def passes(base: Verdicts, student: Verdicts, rule: str) -> Verdicts:
+def passes(base: Verdicts, student: Verdicts) -> Verdicts:
     """Return whether each test [looks] is passed."""
-    if rule == "bound":
-        return np.array([tested(base, one, len(student)) for one in student])
-    # The same formula for all tests at once; `rates` compares some of them with the function itself.
+    # The formula of `tested` for all tests at once; `rates` compares some of them with it.
     difference = student - UNTIL * base
     mean = difference.mean(axis=1)
     error = difference.std(axis=1, ddof=1) / np.sqrt(len(base))
@@ -81,12 +79,12 @@ def passes(base: Verdicts, student: Verdicts, rule: str) -> Verdicts:
     return found
 
 
-def tested(base: Verdicts, student: Verdicts, looks: int | None) -> bool:
+def tested(base: Verdicts, student: Verdicts) -> bool:
     """Return the verdict of the function that ends a recovery."""
-    return non_inferiority(base, student, until=UNTIL, margin=MARGIN, confidence=CONFIDENCE, looks=looks).recovered
+    return non_inferiority(base, student, until=UNTIL, margin=MARGIN).recovered
 
 
-def rates(task: Task, rule: str, runs: int, seed: int) -> dict[tuple[float, int], float]:
+def rates(task: Task, runs: int, seed: int) -> dict[tuple[float, int], float]:
     """Return the share of runs called recovered, by true share and number of tests."""
     random = np.random.default_rng(seed)
     found = {}
@@ -94,10 +92,10 @@ def rates(task: Task, rule: str, runs: int, seed: int) -> dict[tuple[float, int]
         for looks in LOOKS:
             passed = 0
             for run in range(runs):
-                base, student = draw(task, true, task.items[rule], looks, random)
-                verdicts = passes(base, student, rule)
-                if run < 2 and rule == "estimate":
-                    assert verdicts.tolist() == [tested(base, one, None) for one in student]
+                base, student = draw(task, true, looks, random)
+                verdicts = passes(base, student)
+                if run < 2:
+                    assert verdicts.tolist() == [tested(base, one) for one in student]
                 passed += bool(verdicts.any())
             found[true, looks] = passed / runs
     return found
@@ -113,25 +111,19 @@ def main() -> int:
     facts = _report.machine(("scipy",)) | {"seed": str(options.seed), "runs": f"{options.runs:,} for each entry"}
     parts, data = [], []
     for task in TASKS:
-        for rule, items in task.items.items():
-            runs = options.runs if items <= 1000 else max(20, options.runs // 20)
-            found = rates(task, rule, runs, options.seed)
-            rows = [(f"{true:g}", *(f"{found[true, looks]:.3f}" for looks in LOOKS)) for true in TRUE]
-            header = ("true share of base", *(f"{n} test{'s' * (n > 1)}" for n in LOOKS))
-            parts += [
-                f"{task.name}, {items:,} prompts, rule `{rule}`, {runs:,} runs:\n",
-                _report.table(header, rows),
-                "",
-            ]
-            data += [
-                {"task": task.name, "rule": rule, "items": items, "runs": runs, "true": true, "looks": n, "rate": rate}
-                for (true, n), rate in found.items()
-            ]
+        found = rates(task, options.runs, options.seed)
+        rows = [(f"{true:g}", *(f"{found[true, looks]:.3f}" for looks in LOOKS)) for true in TRUE]
+        header = ("true share of base", *(f"{n} test{'s' * (n > 1)}" for n in LOOKS))
+        parts += [f"{task.name}, {ITEMS:,} prompts, {options.runs:,} runs:\n", _report.table(header, rows), ""]
+        data += [
+            {"task": task.name, "items": ITEMS, "runs": options.runs, "true": true, "looks": n, "rate": rate}
+            for (true, n), rate in found.items()
+        ]
     body = "\n".join(parts)
     print(body)
     if options.write:
         note = (__doc__ or "").split("\n\n", 2)[2]
-        _report.write("stopping", "The rule that ends a recovery", f"{note}\n{body}", facts, {"rows": data})
+        _report.write("stopping", "The test that ends a recovery", f"{note}\n{body}", facts, {"rows": data})
     return 0
 
 

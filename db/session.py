@@ -196,6 +196,11 @@ class Database:
             require_unchanged(connection, self.schema, describe(self.url))
             yield connection
 
+    def require_writable(self) -> None:
+        """Raise DatabaseError if the database cannot be written, or its user may not."""
+        with self.writing() as connection:
+            connection.exec_driver_sql("UPDATE experiment SET name = name WHERE 1 = 0")  # needs the right, changes none
+
     def require_sound(self) -> None:
         """Read all of a SQLite file: a damaged index hides rows without any error.
 

@@ -20,6 +20,9 @@ from recovery.types import SuiteResult
 
 stats = lazily("scipy.stats")
 
+CONFIDENCE = 0.95  # of the bound that ends a recovery
+ENOUGH_TO_DECIDE = 1000  # development prompts
+
 
 @dataclass(frozen=True)
 class McNemar:
@@ -50,9 +53,7 @@ class NonInferiority:
 
     recovered: bool
     ratio: float
-    difference: float
     bound: float
-    n: int
     reason: str
 
 
@@ -91,19 +92,16 @@ def non_inferiority(
     *,
     until: float = 0.99,
     margin: float = 0.02,
-    confidence: float = 0.95,
     groups: Sequence[str] | None = None,
-    minimum: int = 1000,
-    looks: int | None = None,
 ) -> NonInferiority:
     """Test whether the student recovered the share ``until`` of the base's score (in [0, 1]) on the same items [n].
 
     Two conditions, both on d_i = student_i − until·base_i:
 
     1. estimate: mean(student) / mean(base) ≥ until, that is mean(d) ≥ 0;
-    2. evidence: mean(d) − z·se(d) > −margin, with z the one-sided ``confidence`` quantile of the normal
-       distribution and se(d) paired and clustered. It rejects H0 "the student is worse than until·base by
-       ``margin`` or more" at level 1 − confidence.
+    2. evidence: mean(d) − z·se(d) > −margin, with z the one-sided quantile of the normal distribution at
+       :data:`CONFIDENCE`, and se(d) paired and clustered. It rejects H0 "the student is worse than until·base by
+       ``margin`` or more" at level 1 − :data:`CONFIDENCE`.
 
     The contrast with a fixed fraction of the reference is the "at least as good as" criterion of Laster,
     Johnson & Kotler, Statistics in Medicine 25 (2006) 1115–1130; the paired, clustered error follows
@@ -112,58 +110,30 @@ def non_inferiority(
     What this promises is the level at ``margin`` below; a student a little below ``until`` often passes
     (benchmarks/results/stopping.md has the rates).
 
-    With ``looks``, the number of times a run is tested, the rule is strict instead: the lower bound of mean(d) by
-    :func:`paired_contrast`, at level (1 − confidence) / looks (Bonferroni), is 0 or above. At most a share
-    1 − confidence of runs whose student stays below until·base are then called recovered; it takes many more items.
-
-    Raises RecoveryError if there are fewer than ``minimum`` items or the base scores 0 on all of them.
+    Raises RecoveryError if there are fewer than :data:`ENOUGH_TO_DECIDE` items or the base scores 0 on all of them.
     """
     base_N, student_N = pair(base, student)
-    if len(base_N) < minimum:
+    if len(base_N) < ENOUGH_TO_DECIDE:
         raise RecoveryError(
-            f"{len(base_N)} development prompts are too few to call a model recovered: give at least {minimum}"
+            f"{len(base_N)} development prompts are too few to call a model recovered: give at least {ENOUGH_TO_DECIDE}"
         )
     if base_N.sum() <= 0:
         raise RecoveryError("the base model scores 0 on the development prompts: there is nothing to recover")
     contrast = score_of(student_N - until * base_N, groups)
-    level = (1.0 - confidence) / (looks or 1)
-    if looks is None:
-        bound = contrast.value - float(stats.norm.ppf(confidence)) * contrast.stderr
-    else:
-        bound = paired_contrast(student_N, base_N, groups, factor=until, alpha=level).low
+    bound = contrast.value - float(stats.norm.ppf(CONFIDENCE)) * contrast.stderr
     ratio = float(student_N.sum() / base_N.sum())
     estimate_holds = contrast.value >= -1e-12  # equal up to rounding counts as equal
-    evidence_holds = bound > -margin if looks is None else bound >= -1e-12
     reason = (
         f"{ratio:.4f} of base (wanted {until:g}) on {len(base_N)} prompts; "
-        + f"lower {1 - level:.4g} bound {bound:+.4f} "
-        + (f"(margin -{margin:g})" if looks is None else f"(must reach 0; one of {looks} tests)")
+        f"lower {CONFIDENCE:g} bound {bound:+.4f} (margin -{margin:g})"
     )
-    return NonInferiority(
-        recovered=estimate_holds and evidence_holds,
-        ratio=ratio,
-        difference=float(student_N.mean() - base_N.mean()),
-        bound=bound,
-        n=len(base_N),
-        reason=reason,
-    )
+    return NonInferiority(estimate_holds and bound > -margin, ratio, bound, reason)
 
 
-def recovered(
-    base: SuiteResult,
-    student: SuiteResult,
-    *,
-    until: float = 0.99,
-    margin: float = 0.02,
-    confidence: float = 0.95,
-    minimum: int = 1000,
-    looks: int | None = None,
-) -> NonInferiority:
+def recovered(base: SuiteResult, student: SuiteResult, *, until: float = 0.99, margin: float = 0.02) -> NonInferiority:
     """Apply :func:`non_inferiority` to two results of one suite, their items paired by id."""
     first, second, groups = paired_values(base, student)
-    return non_inferiority(
-        first, second, until=until, margin=margin, confidence=confidence, groups=groups, minimum=minimum, looks=looks
-    )
+    return non_inferiority(first, second, until=until, margin=margin, groups=groups)
 
 
 def paired_values(first: SuiteResult, second: SuiteResult) -> tuple[list[float], list[float], list[str]]:

@@ -124,7 +124,6 @@ def test_doctor_answers_in_json_and_for_a_person(recover: Recover, tmp_path: Pat
     assert by_name["machine"]["facts"]["memory_bytes"] > 2**28
     assert by_name["versions"]["facts"]["torch"].startswith("2.13.0")
     assert by_name["workspace"]["facts"] == {"path": str(tmp_path / "new"), "exists": False}
-    assert by_name["threads"]["facts"]["threads"] == 1
     assert not (tmp_path / "new").exists()
 
 

@@ -63,7 +63,7 @@ def folders(finished: subprocess.CompletedProcess[str]) -> dict[str, str]:
     """Return the folders from which ``recover doctor --json`` imported the project's packages."""
     assert "trap" not in finished.stdout + finished.stderr
     findings = {finding["name"]: finding for finding in json.loads(finished.stdout)["findings"]}
-    return findings["packages"]["facts"]
+    return findings["versions"]["facts"]["packages"]
 
 
 def test_packages_of_the_users_folder_are_not_imported(launcher: list[str], crowded: Path) -> None:

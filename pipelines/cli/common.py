@@ -160,9 +160,13 @@ def _check_page(context: click.Context, parameter: click.Parameter, value: Path 
 
 def unwritable(path: Path) -> Path | None:
     """Return what prevents writing a path, itself or its nearest existing parent; None if it can be written."""
-    absolute = path.absolute()
-    nearest = next(place for place in (absolute, *absolute.parents) if place.exists())
-    return nearest if (nearest != absolute and not nearest.is_dir()) or not os.access(nearest, os.W_OK) else None
+    place = nearest(path)
+    return place if (place != path.absolute() and not place.is_dir()) or not os.access(place, os.W_OK) else None
+
+
+def nearest(path: Path) -> Path:
+    """Return a path, or the nearest folder above it that exists."""
+    return next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
 
 
 def workspace(function: Function) -> Function:

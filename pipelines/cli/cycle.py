@@ -61,7 +61,7 @@ _ASKED_SECONDS = 10.0  # for a teacher's server in a dry run
 @option_of(DistillConfig, "until", help="Stop a recovery at this share of base's score; 0: never.")
 @options_of(EvalConfig, "limit", "earlier_limit", "near_misses")
 @stage_options.trial
-@stage_options.retired
+@stage_options.retired("--recognise/--no-recognise")
 @stage_options.ifeval
 @options_of(CycleConfig, "gate", "gate_samples", "gate_extend", "gate_alpha", "prune")
 @stage_options.prompts

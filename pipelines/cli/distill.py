@@ -30,9 +30,8 @@ distill_options = several(
         "max_new_tokens",
         "overlap",
     ),
-    options_of(
-        DistillConfig, "ratio_cap", "steps", "lr", "until", "until_rule", "margin", "check_every", "development"
-    ),
+    options_of(DistillConfig, "ratio_cap", "steps", "lr", "until", "margin", "check_every", "development"),
+    stage_options.retired("--until-rule"),
     options_of(DistillConfig, "plateau", "min_aligned", "token_views"),
     stage_options.trial,
     stage_options.tuning_options,

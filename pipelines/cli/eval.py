@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @stage_options.prompts
 @stage_options.ifeval
 @option_of(EvalConfig, "complete_loops")
-@stage_options.retired
+@stage_options.retired("--recognise/--no-recognise")
 @option_of(EvalConfig, "texts")
 @click.option(
     "--responses",

@@ -218,14 +218,14 @@ def _responses(config: EvalConfig) -> _Rule:
 INTERRUPTED = 130
 
 
-def _say_retired(_context: click.Context, parameter: click.Parameter, value: bool | None) -> None:
+def _say_retired(_context: click.Context, parameter: click.Parameter, value: Any) -> None:
     if value is not None:
-        common.note(f"--{parameter.name} has no effect any more: {RETIRED[str(parameter.name)]}")
+        common.note(f"{parameter.opts[0]} has no effect any more: {RETIRED[str(parameter.name)]}")
 
 
-retired = click.option(
-    "--recognise/--no-recognise", default=None, hidden=True, expose_value=False, callback=_say_retired
-)
+def retired(flag: str) -> Decorator:
+    """Accept a flag of a retired setting, and say why it has no effect."""
+    return click.option(flag, default=None, hidden=True, expose_value=False, callback=_say_retired)
 
 
 def _read_template_args(

@@ -29,7 +29,6 @@ from recovery.types import Item, Prompt, Score, SuiteResult
 from recovery.workspace import Checkpoint, write_atomically
 
 DEVELOPMENT = "development/instruction_following"
-ENOUGH_TO_DECIDE = 1000
 
 
 @dataclass(frozen=True)
@@ -44,10 +43,7 @@ class UntilTest:
         """Return the model's score, and whether it has recovered."""
         config = self.config
         result = development_result(loaded, engine, self.prompts, config, progress)
-        looks = config.planned_tests if config.until_rule == "bound" else None
-        test = recovered(
-            self.reference, result, until=config.until, margin=config.margin, minimum=ENOUGH_TO_DECIDE, looks=looks
-        )
+        test = recovered(self.reference, result, until=config.until, margin=config.margin)
         return result.score.value, test
 
 

@@ -240,7 +240,7 @@ def check_student(resolved: ResolvedDistillation) -> tuple[ChatFormat, int, list
     student = resolved.student
     chat = load_chat(str(student.weights), resolved.config.template_args, adapter=student.adapter)
     if resolved.given:
-        chat.before_answers()  # refuses a template that leaves them out
+        chat.check_answers()
     return chat, _prompt_tokens(resolved, chat), other_tokenizers(resolved, chat)
 
 

@@ -12,13 +12,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from evals.paired_tests import ENOUGH_TO_DECIDE
 from evals.suites import sample
 from pipelines.data.augment import text_documents
 from pipelines.data.corpus_reading import questions_of
 from pipelines.data.corpus_snapshot import CorpusSnapshot
 from pipelines.data.document_rows import row_length, text_rows
 from pipelines.data.revisions import current_snapshots
-from pipelines.distillation.development import ENOUGH_TO_DECIDE
 from pipelines.distillation.inputs import context_of, given_answers, recovery_prompts, usable
 from pipelines.runtime.model_loading import check_interpolatable
 from pipelines.runtime.session import Session

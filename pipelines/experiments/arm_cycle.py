@@ -34,6 +34,7 @@ from recovery.config import (
     preset_settings,
     to_json,
 )
+from recovery.config.build import current
 from recovery.data.corpus.folder import read_corpus
 from recovery.data.sources import parse
 from recovery.errors import UsageError
@@ -50,7 +51,7 @@ def matching_stages(session: Session, kind: str, config: Any, cycle: int, studen
     def ran(stage: records.Stage) -> Mapping[str, Any]:
         """Return its settings. What its "auto" became depends on the memory there was: it stays "auto"."""
         auto = getattr(config, "tuning", "") == "auto" == stage.details.get(ASKED, "auto")  # not kept before 0.2
-        return {**usual, **stage.config, **({"tuning": "auto"} if auto else {})}
+        return {**usual, **current(stage.config), **({"tuning": "auto"} if auto else {})}
 
     return [s for s in stages if s.student_id == student.id and any(matches_recorded(ran(s), w) for w in wanted)]
 

@@ -349,7 +349,7 @@ def gather_material(
     """
     chat = load_chat(str(student.weights), config.template_args, adapter=student.adapter)
     if config.replay_data is not None:
-        chat.before_answers()  # refuses a template that leaves them out
+        chat.check_answers()
     unknown = _unknown(own, chat, student)
     snapshots = saved_snapshots(session, session.learnt_cycles(student, own.cycle - 1)) | dict(before)
     snapshots[own.cycle] = own

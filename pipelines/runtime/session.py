@@ -124,8 +124,6 @@ class StopSignals:
 
 # In a training stage's details: the cycles whose documents its student knew when it began.
 EARLIER_CYCLES = "earlier_cycles"
-# The rules by which its data became tokens; none before 0.2, whose faults `recover doctor` reports.
-DATA_RULES, RULES = "data_rules", 2
 # The hashes of its files of prompts and data when it began.
 CONTENTS = "file_contents"
 # The settings of it that recipes set.

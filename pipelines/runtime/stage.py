@@ -23,10 +23,8 @@ from pipelines.runtime.recorded_paths import recorded
 from pipelines.runtime.session import (
     ASKED,
     CONTENTS,
-    DATA_RULES,
     EARLIER_CYCLES,
     FROM_RECIPES,
-    RULES,
     Session,
     StageInterrupted,
     StopSignals,
@@ -231,7 +229,6 @@ def running(
         stage = Stage(session, recorder, folder, cycle, resumed=resume is not None, known=known)
         if resume is None and student is not None and kind in TRAINING:
             begun = {
-                DATA_RULES: RULES,
                 EARLIER_CYCLES: session.registry.earlier_cycles(student, cycle),
                 CONTENTS: contents_of(type(config), vars(config)),
                 ASKED: asked,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import difflib
+import logging
 import re
 import tomllib
 import types
@@ -33,6 +34,8 @@ from recovery.methods import method_named
 from recovery.settings import check_value, flag_of, may_be_recommended, types_of
 from recovery.text_files import read_text
 
+logger = logging.getLogger(__name__)
+
 RECIPE_NAME = "recovery.toml"
 SHARED = "model"
 
@@ -47,8 +50,11 @@ _RATES = ("full_lr", "lora_lr")  # lr goes before both
 _STAGES_OF_A_CYCLE = ("midtrain", "distill", "eval")
 # Settings of whole cycles. Some share their name with a setting of a stage.
 _OF_CYCLES = {"docs", "knowledge_teacher", "gate", "gate_alpha", "gate_samples", "gate_extend", "prune"}
-# Settings of earlier releases without an effect in this one; stages that were started with them can be resumed.
-RETIRED = {"recognise": "the likelihood of answers is always measured"}
+# Settings without an effect any more, and why. Recipes that have them are read, and stages begun with them resumed.
+RETIRED = {
+    "recognise": "the likelihood of answers is always measured",
+    "until_rule": "an estimate within --margin decides about --until",
+}
 # The inputs of a run are given on the command line; a recipe holds only its settings.
 _NOT_IN_RECIPES = {"docs", "student", "checkpoint", "midtrain", "distill", "eval"}
 
@@ -128,13 +134,16 @@ def read_recipe(path: Path) -> Recipe:
         known = (shared if table == SHARED else _names(SECTIONS[section])) - _NOT_IN_RECIPES
         known -= {"knowledge_teacher"} if table == "cycle.distill" else set()  # it is a setting of [cycle]
         for key, value in values.items():
+            if key in RETIRED:
+                logger.warning("%s: [%s] %s has no effect any more: %s", printable(str(path)), table, key, RETIRED[key])
+                continue
             if key not in known:
                 raise UsageError(f"{path}: [{table}] has no setting '{key}'{_place_of(key) or _suggestion(key, known)}")
             if isinstance(value, str) and not value.strip():  # as a path it would be the current folder
                 raise UsageError(f"{path}: [{table}] {key} is empty: give a value, or delete the line")
             kind, where = TrainingConfig if table == SHARED else SECTIONS[section], f"{path}: [{table}] {key}"
             check_value(kind, key, _fit(kind, key, value, where), where)
-    return recipe
+    return dataclasses.replace(recipe, tables={name: current(values) for name, values in recipe.tables.items()})
 
 
 def model_recipe(folder: Path) -> Recipe:
@@ -282,13 +291,16 @@ def to_json(config: Any) -> dict[str, Any]:
     return {f.name: _plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
 
 
+def current(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that are not :data:`RETIRED`."""
+    return {key: value for key, value in values.items() if key not in RETIRED}
+
+
 def from_json(kind: type[Config], values: Mapping[str, Any]) -> Config:
     """Invert :func:`to_json`. Raise UsageError if a setting is unknown to this version."""
-    known = _names(kind)
-    unknown = sorted(set(values) - known - RETIRED.keys())
-    if unknown:
+    kept = current(values)
+    if unknown := sorted(kept.keys() - _names(kind)):
         raise UsageError(f"the stage was started with settings this version does not know: {', '.join(unknown)}")
-    kept = {key: value for key, value in values.items() if key in known}
     return kind(**{key: _fit(kind, key, value, f"the tracker: {key}") for key, value in kept.items()})
 
 
@@ -448,8 +460,6 @@ def _place_of(key: str) -> str:
     """Return where a setting that a recipe's table does not have belongs; "" if no setting has that name."""
     if key in _NOT_IN_RECIPES - set(SECTIONS):
         return ": give it on the command line"
-    if key in RETIRED:
-        return f": {RETIRED[key]}, so delete the line"
     tables = [f"[{section}]" for section, kind in SECTIONS.items() if key in _names(kind)]
     return f": it belongs to {' or '.join(tables)}" if tables else ""
 

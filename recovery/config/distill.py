@@ -170,14 +170,7 @@ class DistillConfig(TrainingConfig):
     until: float = share(
         0.99, "Stop when this share of the teacher's score is confirmed on 1,000 prompts; 0: never.", most=1
     )
-    margin: float = share(0.02, "Margin of that test, in score.")
-    until_rule: str = setting(
-        "estimate",
-        "When the share of --until counts as confirmed. estimate: it is reached, and --margin below it "
-        "excluded; bound: with 95% confidence over all tests, which takes many more --development "
-        "prompts.",
-        choices=("estimate", "bound"),
-    )
+    margin: float = share(0.02, "Margin of that test, in score: at most so far below the share, with 95% confidence.")
     check_every: int = setting(25, "Steps between these tests.", minimum=1)
     development: int = setting(1000, "Development prompts per test.", minimum=1)
     plateau: int = setting(
@@ -206,10 +199,6 @@ class DistillConfig(TrainingConfig):
             raise UsageError(
                 f"--until {self.until} needs --development of at least 1000 prompts for its test (given: "
                 f"{self.development}); --until 0 switches the test off"
-            )
-        if self.until_rule == "bound" and self.margin != type(self).margin:
-            raise UsageError(
-                f"--margin {self.margin} has no effect with --until-rule bound, which allows none: omit it"
             )
         if self.earlier_teacher and not self.knowledge_teacher:
             raise UsageError("--earlier-teacher needs --knowledge-teacher, which scores the newest documents")

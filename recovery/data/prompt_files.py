@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from recovery.data import prompt_records
 from recovery.data.corpus.documents import few_of_each
 from recovery.data.corpus.json_lines import read_records, write_json_lines
 from recovery.data.prompt_records import (
@@ -123,17 +122,6 @@ def load_conversations(
         _report(f"{source.text}: {untrained:,} {unit}s left out: every turn of the assistant has weight 0", notes)
     _report_unread(source.text, unread, notes)
     return conversations
-
-
-def misread_fields(path: Path, *, imitated: bool) -> Counter[str]:
-    """Return in how many records releases before 0.2 misread a field, of a file or of the files in a folder."""
-    counts: Counter[str] = Counter()
-    source = parse(path)
-    folder = source.path.is_dir() and not is_table(source)
-    for file in sorted(source.path.glob("*.jsonl")) if folder else [path]:
-        for _, record in _records(parse(file))[0]:
-            counts.update(prompt_records.misread_fields(record, imitated))
-    return counts
 
 
 def _report_unread(name: str, unread: Counter[str], problems: list[str] | None) -> None:

@@ -107,18 +107,6 @@ def unread_fields(record: Any, messages: Sequence[Message], answer: str | None) 
     return list(dict.fromkeys(unread))
 
 
-def misread_fields(record: Any, imitated: bool) -> list[str]:
-    """Return the fields of a record that releases before 0.2 dropped, or trained on in chats that are ``imitated``."""
-    if not isinstance(record, dict):
-        return []
-    turns: list[Any] = next((record[key] for key in (*CHAT_KEYS, "prompt") if isinstance(record.get(key), list)), [])
-    misread = ["history"] if record.get("history") else []
-    misread += [key for key in _SYSTEM[: 1 if turns else 0] if isinstance(record.get(key), str) and record[key].strip()]
-    if imitated and not all(_is_example(turn) for turn in turns if isinstance(turn, dict)):
-        misread.append("weight 0")
-    return misread
-
-
 def _holds_text(value: Any, read: str) -> bool:
     """Return whether a value has text that is not in ``read``. Single ASCII words are names, not text."""
     texts = (text.strip() for text in _texts(value))

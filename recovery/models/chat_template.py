@@ -343,13 +343,9 @@ class ChatFormat:
                 f"takes them, or leave out these conversations"
             )
 
-    def before_answers(self) -> str:
-        """Return what the template writes between the prompt and an answer, such as an empty thought.
-
-        Raise ModelError if it leaves out the answers, so that none can be imitated.
-        """
-        turn, begin = self._answer(self._marked([_ASKED], True), [_ASKED, _ANSWERED])
-        return turn[:begin]
+    def check_answers(self) -> None:
+        """Raise ModelError for a template that leaves out the assistant's answers, so that none can be imitated."""
+        self._answer(self._marked([_ASKED], True), [_ASKED, _ANSWERED])
 
     def _leaves_out(self, offered: bool, called: bool) -> str:
         """Return what the template does not write out, or "", from a conversation with or without tools and calls."""

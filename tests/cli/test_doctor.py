@@ -3,37 +3,47 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
+import torch
 
-from db import Tracker
+from db import Database, DatabaseError, Tracker
 from pipelines.cli import doctor
-from pipelines.cli.doctor import Finding, billions, describe, existing_parent
+from pipelines.cli.doctor import Finding, describe
 from pipelines.cli.main import run
+from recovery._package_guard import ROOT
+from recovery.losses import kernels
+from recovery.models import hardware
 from recovery.workspace import Workspace
 
 
-def test_on_a_busy_machine_one_thread_is_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor.os, "getloadavg", lambda: (3.0, 3.0, 3.0))
-    busy = doctor.look_at_threads(threads=4, cores=4)
-    assert busy.state == "note"
-    assert "OMP_NUM_THREADS=1" in busy.advice
-    assert doctor.look_at_threads(threads=1, cores=4).state == "ok"
-    monkeypatch.setattr(doctor.os, "getloadavg", lambda: (0.1, 0.1, 0.1))
-    assert doctor.look_at_threads(threads=4, cores=4).state == "ok"
+def test_on_a_busy_machine_one_thread_is_recommended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(doctor.os, "sched_getaffinity", lambda _: range(4))
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=2**40))
+    for load, threads, advised in ((3.0, "4", True), (3.0, "1", False), (0.1, "4", False)):
+        monkeypatch.setattr(doctor.os, "getloadavg", lambda load=load: (load, load, load))
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        machine = doctor.look_at_machine(tmp_path / "a" / "b")
+        assert machine.state == ("note" if advised else "ok")
+        assert ("OMP_NUM_THREADS=1" in machine.advice) == advised
 
 
-def test_a_kernel_that_does_not_run_is_noted_with_its_remedy() -> None:
-    assert doctor.look_at_kernel(True).state == "ok"
-    missing = doctor.look_at_kernel(False)
-    assert missing.state == "note" and "install a C compiler" in missing.advice
+def test_little_room_on_the_disk_is_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=2**30))
+    assert "choose another --workspace" in doctor.look_at_machine(tmp_path).advice
 
 
-def test_what_fits_leaves_a_quarter_of_the_memory() -> None:
-    facts = doctor.look_at_sizes(32 * 2**30, "bfloat16").facts
-    assert facts["full_parameters"] == 0.75 * 32 * 2**30 / 16
-    assert facts["lora_parameters"] == 0.75 * 32 * 2**30 / 2
+def test_a_kernel_that_does_not_run_is_noted_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "pick_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(hardware, "pick_precision", lambda *_: torch.bfloat16)
+    for runs, state in ((True, "ok"), (False, "note")):
+        monkeypatch.setattr(kernels, "available", lambda _, runs=runs: runs)
+        found = doctor.look_at_device()
+        assert found.state == state and ("install a C compiler" in found.advice) == (not runs)
 
 
 def test_a_workspace_below_a_file_cannot_be_written(tmp_path: Path) -> None:
@@ -44,13 +54,20 @@ def test_a_workspace_below_a_file_cannot_be_written(tmp_path: Path) -> None:
     assert doctor.look_at_workspace(tmp_path / "new").state == "ok"
 
 
-def test_a_tracker_that_cannot_be_read_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tracker_that_cannot_be_read_or_written_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "workspace"
     assert not doctor.look_at_tracker(Workspace(folder)), "there is none yet"
     new = doctor.look_at_tracker(Workspace(folder, str(tmp_path / "new.db")))
     assert [(one.state, one.line) for one in new] == [("ok", f"{tmp_path / 'new.db'} (does not exist yet)")]
     Tracker(tmp_path / "shared.db").close()
-    assert [one.state for one in doctor.look_at_tracker(Workspace(folder, str(tmp_path / "shared.db")))] == ["ok"]
+    shared = Workspace(folder, str(tmp_path / "shared.db"))
+    assert [one.state for one in doctor.look_at_tracker(shared)] == ["ok"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Database, "writing", Mock(side_effect=DatabaseError("is write-protected")))
+        (found,) = doctor.look_at_tracker(shared)
+        assert (found.state, found.line) == ("failed", "is write-protected")
     (tmp_path / "damaged.db").write_text("no database" * 1000)
     for address in (str(tmp_path / "damaged.db"), "postgresql://nobody:secret@127.0.0.1:1/x", "mysql://x/y"):
         (found,) = doctor.look_at_tracker(Workspace(folder, address))
@@ -64,21 +81,16 @@ def test_a_tracker_that_cannot_be_read_is_found(tmp_path: Path, capsys: pytest.C
 
 
 def test_a_missing_extra_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "EXTRAS", {"docs": ("nosuchreader",)})
-    missing = doctor.look_at_extras()[0]
-    assert missing.state == "missing"
-    assert missing.advice == "pip install 'recovery[docs]'"
-    assert missing.facts == {"installed": False}
+    monkeypatch.setattr(doctor, "EXTRAS", {"docs": ("json", "nosuchreader"), "gguf": ("json",)})
+    extras = doctor.look_at_extras()
+    assert extras.line == "installed: gguf; not installed: docs"
+    assert extras.advice.endswith("pip install 'recovery[NAME]'")
+    assert extras.facts == {"docs": False, "gguf": True}
 
 
-def test_the_nearest_existing_folder(tmp_path: Path) -> None:
-    assert existing_parent(tmp_path / "a" / "b") == tmp_path.resolve()
-    assert existing_parent(tmp_path) == tmp_path.resolve()
-
-
-def test_sizes_in_words() -> None:
-    assert billions(1.26e9) == "1.3B"
-    assert billions(6e8) == "600M"
+def test_all_extras_are_checked() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert doctor.EXTRAS.keys() == project["optional-dependencies"].keys() - {"dev"}
 
 
 def test_advice_stands_under_its_line_and_a_failure_is_summed_up() -> None:

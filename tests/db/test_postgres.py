@@ -6,13 +6,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 from dashboard.pages import live, overview
 from dashboard.tracker_source import Source
-from db import DatabaseError, StageBusyError, Tracker, decide, open_readonly, queries
+from db import DatabaseError, StageBusyError, Tracker, decide, open_database, open_readonly, queries
 from tests.dashboard.conftest import Request
 from tests.db.conftest import require_success, start
 from tests.postgres import PASSWORD, Server
@@ -163,6 +164,8 @@ def test_a_role_that_may_only_read_can_show_the_dashboard(postgres: Server, serv
     with pytest.raises(DatabaseError, match="permission denied") as refused, source.writing() as database:
         decide(database, cycle, "accepted", who="Ada")
     assert "looks-only" not in str(refused.value) and "\n" not in str(refused.value)
+    with closing(open_database(address)) as database, pytest.raises(DatabaseError, match="permission denied"):
+        database.require_writable()
 
 
 @pytest.mark.parametrize(

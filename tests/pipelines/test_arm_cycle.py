@@ -195,7 +195,7 @@ def test_an_arm_without_a_tuning_does_not_take_the_stages_of_one_with_lora(
     assert [stage.status for stage in stages_of(session, "midtrain")] == ["finished"] * 2
 
 
-def test_a_setting_that_came_later_runs_no_finished_arm_again(
+def test_a_setting_that_came_later_or_is_gone_runs_no_finished_arm_again(
     session: Session, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (made,) = run(session, "documents")
@@ -203,7 +203,10 @@ def test_a_setting_that_came_later_runs_no_finished_arm_again(
 
     def older(*given: Any, **more: Any) -> list[Any]:
         rows = found(*given, **more)
-        return [replace(s, config={k: v for k, v in s.config.items() if not k.startswith("augment")}) for s in rows]
+        return [
+            replace(s, config={k: v for k, v in s.config.items() if not k.startswith("augment")} | {"recognise": True})
+            for s in rows
+        ]
 
     monkeypatch.setattr(queries, "stages", older)
     (again,) = run(session, "documents")

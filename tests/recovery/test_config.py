@@ -117,6 +117,14 @@ def test_a_recipe_in_another_encoding_is_to_be_saved_in_utf_8(tmp_path: Path) ->
         read_recipe(tmp_path / "r.toml")
 
 
+def test_a_recipe_with_a_retired_setting_is_read_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    older = recipe(tmp_path, "[distill]\nuntil_rule = 'bound'\nmargin = 0.01\n[cycle.distill]\nuntil_rule = 'estimate'")
+    assert build(DistillConfig, {}, older).margin == build_cycle({}, older).distill.margin == 0.01
+    assert caplog.text.count("until_rule has no effect any more: an estimate within --margin decides") == 2
+
+
 def test_a_whole_number_is_a_number(tmp_path: Path) -> None:
     assert build(DistillConfig, {}, recipe(tmp_path, "[distill]\nlr = 1")).lr == 1.0
 

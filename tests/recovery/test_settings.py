@@ -121,9 +121,3 @@ def test_the_configurations_import_nothing_heavy() -> None:
 def test_a_run_is_tested_every_few_steps_and_once_at_least() -> None:
     assert DistillConfig(steps=200, check_every=25).planned_tests == 8
     assert DistillConfig(steps=20, check_every=25).planned_tests == 1
-
-
-def test_a_margin_is_refused_by_the_rule_that_has_none() -> None:
-    assert DistillConfig(until_rule="bound").until_rule == "bound"
-    with pytest.raises(UsageError, match="--margin 0.01 has no effect with --until-rule bound"):
-        DistillConfig(until_rule="bound", margin=0.01)
