@@ -201,7 +201,7 @@ def test_manners_are_claimed_only_where_the_interval_shows_them(
 ) -> None:
     judged = told_of(ASKED, row("instruction_following", low, high), REST)
     assert (judged.answers[1].state, judged.answers[1].tone) == (state, tone)
-    pattern = r"400 prompts: `recover eval NAME --limit \d+000` for base and .+" if why == "--limit" else re.escape(why)
+    pattern = r"400 prompts: `recover eval NAME --limit \d+00` for base and .+" if why == "--limit" else re.escape(why)
     assert re.fullmatch(pattern, judged.verdict.why), judged.verdict.why
 
 
