@@ -101,7 +101,7 @@ def _unanswerable(replies: Mapping[str, tuple[int, Mapping[str, float]]]) -> str
     ]
     columns = ("", "Questions", *(words.capitalize() for words in SHARES.values()))
     table = markup.table(columns, rows, caption="Replies to what no document holds")
-    return markup.card("Knows what it does not know", ABOUT_UNANSWERABLE, table) if rows else ""
+    return markup.card(knowledge_answers.KNOWS_NOT, ABOUT_UNANSWERABLE, table) if rows else ""
 
 
 def _filters(overview: Overview, corpora: Sequence[int], kinds: Sequence[str], state: Asked) -> str:
