@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 KINDS = (
@@ -124,20 +123,6 @@ def gate(number: int, rng: random.Random) -> dict[str, Any]:
         "reason": f"all rules hold for cycle {number}",
         "method": "exact",
         "verdicts": verdicts,
-    }
-
-
-def outcome(study: str, budget: float, seeds: Sequence[int], rng: random.Random) -> Mapping[str, Any]:
-    """Return a study's outcome as it is stored in the tracker."""
-    names = [f"figure {k} of {study}" for k in range(12)]
-    figures = {
-        n: {"mean": rng.random(), "spread": 0.01, "by_seed": {str(s): rng.random() for s in seeds}} for n in names
-    }
-    parts = [{"statement": f"{name} lies above its bound", "verdict": "holds"} for name in names[:6]]
-    return {
-        **{"study": study, "claim": f"the claim of {study}", "source": "a paper", "setting": "120 steps, then 200"},
-        **{"criterion": "with 95% confidence over seeds", "seeds": list(seeds), "n": 541, "budget": budget},
-        **{"dates": ["2026-11-19"], "figures": figures, "parts": parts, "verdict": "holds"},
     }
 
 

@@ -201,13 +201,10 @@ class World:
     texts: texts.Texts
 
     def studies(self) -> None:
-        """Write outcomes of studies, and the experiments of their seeds."""
+        """Write the experiments of the seeds of studies."""
         for name, budget in itertools.product(texts.STUDIES, (0.1, 1.0)):
-            seeds = range(3)
-            for seed in seeds:
+            for seed in range(3):
                 self._add_experiment(f"study/{name}/budget-{budget:g}/seed-{seed}", {}, NOW - 400 * DAY)
-            outcome = texts.outcome(name, budget, list(seeds), self.rng)
-            self._add_experiment(f"study/{name}/budget-{budget:g}", outcome, NOW - 400 * DAY)
 
     def experiment(self, number: int) -> None:
         """Write one experiment with its cycles; the last one is ``main``."""

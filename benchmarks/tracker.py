@@ -97,7 +97,6 @@ def questions(database: Database, size: Size, rng: random.Random, each: int) -> 
         "live": ([of(longest[:1]), of(longest[1:2])], lambda: of([rng.choice(trained)])),
         "geometry": ([(), of(s for s in trained[:12] if s.kind == "distill")], other),
         "compare": ([(), of(longest[:8])], lambda: of(rng.sample(trained, 6))),
-        "studies": ([()], lambda: [("study", rng.choice(("recovery", "continual", "capacity")))]),
     }
     return {page: [*first, *(maker() for _ in range(each - len(first)))] for page, (first, maker) in makers.items()}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -50,7 +49,7 @@ SHAPES = {
     "phase": '<rect x="3" y="0" width="18" height="14" rx="3" fill="{0}" opacity="0.28"/>',
 }
 MENU = ("overview", "cycle", "knowledge", "samples", "review", "live")
-MORE = ("tokens", "geometry", "compare", "studies", "log")
+MORE = ("tokens", "geometry", "compare", "log")
 PAGES = MENU + MORE
 """The pages, those of ``MORE`` under that word: each is a module of :mod:`dashboard.pages`, the first is the start."""
 ASK = "ask"
@@ -302,62 +301,3 @@ def progress(done: int, total: int | None, words: str) -> str:
         f'aria-valuenow="{min(done, total)}" aria-label="{esc(words)}"><div style="width:{share:.2f}%"></div></div>'
         f"<p>{esc(words)}</p></div>"
     )
-
-
-# Confidence intervals against their bounds, as SVG: a cell of the studies page, and a picture of all of a study.
-
-WIDTH, HEIGHT = 200, 22
-COLOURS = {"holds": KNOWLEDGE, "does not hold": MIDTRAINED, "undecided": FOLLOWING}
-_LINE_HEIGHT, _TEXT, _WORDS = 17, 560, 76  # of the picture: height of a line, width of the text, characters of a line
-
-
-def interval_plot(part: Mapping[str, Any]) -> str:
-    """Return a statement's interval as an SVG element: the dashed line is the bound, the shaded side is where the
-    statement holds. Each has a scale of its own. Empty for one seed.
-    """
-    if "low" not in part:
-        return ""
-    label = f"{part['mean']:.3f}, 95% interval {part['low']:.3f} to {part['high']:.3f}, bound {part['bound']}"
-    size = f'width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}"'
-    return f'<svg {size} role="img" aria-label="{esc(label)}">{_marks(part)}</svg>'
-
-
-def interval_picture(parts: Sequence[Mapping[str, Any]]) -> str:
-    """Return an SVG file with all statements of a study, their intervals and verdicts."""
-    rows, y = [], 10
-    for part in parts:
-        lines = textwrap.wrap(str(part["statement"]), _WORDS)
-        height = max(len(lines) * _LINE_HEIGHT, HEIGHT) + 12
-        middle = y + (height - 12) / 2
-        first = middle - (len(lines) - 1) * _LINE_HEIGHT / 2 + 5
-        rows += [f'<text x="10" y="{first + n * _LINE_HEIGHT:.0f}">{esc(line)}</text>' for n, line in enumerate(lines)]
-        rows.append(f'<g transform="translate({_TEXT} {middle - HEIGHT / 2:.0f})">{_marks(part)}</g>')
-        fill = COLOURS.get(str(part["verdict"]), INK)
-        words = f"{part['verdict']} ({part['bound']})"
-        rows.append(f'<text x="{_TEXT + WIDTH + 14}" y="{middle + 5:.0f}" fill="{fill}">{esc(words)}</text>')
-        y += height
-    width = _TEXT + WIDTH + 190
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{y}" viewBox="0 0 {width} {y}" '
-        f'font-family="system-ui, sans-serif" font-size="13" fill="#1d2530">'
-        f'<rect width="{width}" height="{y}" fill="#ffffff"/>{"".join(rows)}</svg>\n'
-    )
-
-
-def _marks(part: Mapping[str, Any]) -> str:
-    """Return the bound, the side on which the statement holds, the interval and the mean."""
-    sign, _, number = str(part["bound"]).partition(" ")
-    bound, middle = float(number), WIDTH / 2
-    shaded = middle if sign == ">" else 0
-    marks = [
-        f'<rect x="{shaded:g}" width="{middle:g}" height="{HEIGHT}" fill="{KNOWLEDGE}" opacity="0.1"/>',
-        f'<path d="M{middle:g} 0V{HEIGHT}" stroke="{INK}" stroke-dasharray="3 2"/>',
-    ]
-    if "low" in part:
-        values = [part[name] - bound for name in ("low", "mean", "high")]
-        scale = 0.92 * middle / (max(map(abs, values)) or 1.0)
-        low, mean, high = (middle + value * scale for value in values)
-        colour = COLOURS.get(str(part["verdict"]), BASE)
-        marks.append(f'<path d="M{low:.1f} 11H{high:.1f}" stroke="{colour}" stroke-width="3"/>')
-        marks.append(f'<circle cx="{mean:.1f}" cy="11" r="4.5" fill="{colour}"/>')
-    return "".join(marks)

@@ -17,7 +17,7 @@ OWN = "main"
 """Default name of the experiment with a workspace's own cycles."""
 SETTINGS = "workspace.json"
 STUDIES = "study/"
-"""Name prefix of experiments that belong to studies, which have their own page."""
+"""Name prefix of experiments that belong to studies: shown where they are asked for by name."""
 
 
 class Source:

@@ -104,17 +104,11 @@ def judged(database: Database, row: CycleRow, recorded: Mapping[str, Any] | None
         return Judged(plain, Verdict(UNDECIDED, _sentence(TRIAL)), f"Cycle {number} is {TRIAL}.")
     if not recorded:
         return _uncompared(row, row.end)
-    judgement = newest_judgement(database, row)
+    judgement = queries.newest_event(database, cycle_evidence.GATE, row.cycle.experiment_id, row.cycle.id)
     if judgement is not None:
         applies = cycle_evidence.judges(database, judgement, row.end.checkpoint.id)
         judgement = judgement if applies and not cycle_evidence.outdated(database, judgement) else None
     return concluded(row.cycle.number, row.end.checkpoint.name, recorded, judgement)
-
-
-def newest_judgement(database: Database, row: CycleRow) -> Event | None:
-    """Return the gate's last judgement about a cycle."""
-    events = queries.events(database, row.cycle.experiment_id, kind="gate", cycle_id=row.cycle.id, limit=1)
-    return events[0] if events else None
 
 
 def concluded(number: int, checkpoint: str, recorded: Mapping[str, Any], judgement: Event | None = None) -> Judged:

@@ -20,11 +20,13 @@ NOT_COMPARED = (*IN_NATS_OR_BITS, "preference", "stale_answers")
 PAIRED_TESTS = "exact McNemar test (the clustered score test where items share a group)"
 # Entry of a judgement of the gate: what else is to be known about it, in lines.
 NOTES = "notes"
-# The kind of an event of a cycle: what remains of documents that it withdrew.
-CERTIFICATE = "certificate"
+# The kinds of events of a cycle: a judgement by the gate; what remains of documents that it withdrew.
+GATE, CERTIFICATE = "gate", "certificate"
 DOCUMENTS = 25  # the most that a certificate names
 # Entry of the evidence about a cycle: knowledge relative to the clean model, by checkpoint and corpus or "pooled".
 KNOWLEDGE, POOLED = "knowledge_figures", "pooled"
+ABOUT_CLEAN = "Knowledge against the clean model"
+KNOWLEDGE_COLUMNS = ("Checkpoint", "Corpus", "Gap closed", "Asked, corrected for guessing", "K", "First among eight")
 NOT_MEASURED = "not measured"
 ABOUT_GAP = (
     "Gap closed: (asked after - asked base) / (asked open book - asked base), corrected for guessing, on the same "

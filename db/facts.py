@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 from sqlalchemy import case, exists, func, or_, select, tuple_
 
 from db import queries
 from db.artifacts import Artifact, artifacts
-from db.knowledge_answers import ASKED, BASE, MIDTRAINED, OPEN_BOOK, RECOVERED, RIGHT, is_of
+from db.knowledge_answers import ASKED, OPEN_BOOK, RIGHT, counts, outcome
 from db.records import Cycle, CycleRow
-from db.schema import DISCARDED, Evaluation, Sample
+from db.schema import Evaluation, Sample
 from db.session import Database
 
-FATES = ("learnt", "kept", "lost", "never", "known", "right")
-"""learnt: wrong at base and when last asked, right now; kept: right now and when last asked; lost, never: wrong now;
-known: right now and at base; right: right now, base was not asked."""
-_ANSWERED = frozenset(FATES) - {"lost", "never"}
+_WRONG = ("lost", "never")
+FATES = ("learnt", "known", "right", *_WRONG)  # of :func:`~db.knowledge_answers.outcome`
 _SEPARATOR = "\x1f"  # between ids
 _Key = tuple[int, str, int | None]  # checkpoint, suite, corpus
 # An evaluation's id, the ids of the probes that were asked, and of those with a right answer.
@@ -68,7 +65,7 @@ class Fact:
     @property
     def ever(self) -> bool:
         """Whether a checkpoint answered it, its cycle's mid-trained one included."""
-        return bool(self.midtrained) or any(one.fate in _ANSWERED for one in self.fates if not one.artifact)
+        return bool(self.midtrained) or any(one.fate not in _WRONG for one in self.fates if not one.artifact)
 
 
 _Facts = Mapping[int, Mapping[str, Fact]]  # by cycle, and by the ids of their probes
@@ -96,26 +93,13 @@ def ledger(database: Database, experiment_id: int, passages: Mapping[tuple[int, 
 
 def _add_fates(row: CycleRow, served: Iterable[Artifact], answers: _AnswersByKey, facts: _Facts) -> None:
     """Add the fates at a cycle's last checkpoint, and at its artifacts."""
-    number, corpora = row.cycle.number, [corpus for corpus in facts if corpus <= row.cycle.number]
-    if row.recovered is None or row.cycle.decision in DISCARDED:
-        corpora = [number]  # earlier facts get a fate only after a recovery
+    number, corpora = row.cycle.number, [corpus for corpus in facts if counts(row, corpus)]
     steps = [(row.end.checkpoint, False)] if row.end else []
     for checkpoint, artifact in (*steps, *((one.checkpoint, True) for one in served)):
         fates = {fate: Fate(number, checkpoint.name, artifact, fate) for fate in FATES}
         for corpus in corpora:
             for fact, right in _by_fact(answers, (checkpoint.id, ASKED, corpus), facts).items():
-                fact.fates.append(fates[_fate(fact.base, fact.ever, fact.fate in _ANSWERED, right)])
-
-
-@cache
-def _fate(base: bool | None, ever: bool, last: bool, right: bool) -> str:
-    """Return the fate by the outcomes of the Knowledge page, over base, the checkpoints in between, and the end."""
-    sides = {MIDTRAINED: ever, RECOVERED: right} | ({} if base is None else {BASE: base})
-    if not right:
-        return "lost" if is_of("lost", sides) else "never"
-    if base or last:
-        return "known" if base else "kept"
-    return "learnt" if is_of("learnt", sides) else "right"
+                fact.fates.append(fates[outcome(fact.base, fact.ever, right)])
 
 
 def _by_fact(answers: _AnswersByKey, key: _Key, facts: _Facts) -> dict[Fact, bool]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from sqlalchemy import exists, func, select
+from sqlalchemy import Select, exists, func, select
 
 from db.records import CycleRow
-from db.schema import Evaluation, Sample
+from db.schema import DISCARDED, Evaluation, Sample
 from db.session import Database
 
 ASKED, OPEN_BOOK, LIKELIHOOD = "domain_knowledge", "open_book", "domain_knowledge_likelihood"
@@ -30,16 +31,17 @@ SHARES = {
     "known/declined": "known questions declined",
     "known/answered": "known questions answered with a value",
 }
+KNOWS_NOT = "Knows what it does not know"
 ABOUT_UNANSWERABLE = (
     "Questions of the same forms about what no document holds, made from the documents: a value is confabulated. "
     "Neither: the reply repeats the question, is empty or has no word. Beside them, by the same rules, the questions "
     "that the documents answer. Replies are judged by English phrases."
 )
-# Outcomes over base, the mid-trained checkpoint and the cycle's last one; right: an accepted answer is in the response.
+# What became of a question by the end of a cycle, as :func:`outcome` says.
 OUTCOMES = {
     "learnt": "wrong at base, right at the end",
-    "lost": "right at base or after mid-training, wrong at the end",
-    "never": "wrong at base, after mid-training and at the end",
+    "lost": "right at base, after the mid-training on its document or at an earlier end, wrong at the end",
+    "never": "wrong at base, after the mid-training on its document and at every end",
     "known": "right at base and at the end",
     "all": "every question that was asked",
 }
@@ -55,18 +57,19 @@ class Response:
 
 @dataclass(frozen=True)
 class Question:
-    """A question with its answers, kinds, responses by the names of :data:`SIDES`, and its document."""
+    """A question with its answers, kinds, responses by the names of :data:`SIDES`, outcome, and document."""
 
     item: str
     text: str
     answers: tuple[str, ...]
     kinds: tuple[str, ...]
     responses: Mapping[str, Response]
+    outcome: str
     document: str = ""
 
     def is_of(self, outcome: str) -> bool:
         """Whether the question is of one of :data:`OUTCOMES`."""
-        return is_of(outcome, {name: one.right for name, one in self.responses.items()})
+        return outcome in ("all", self.outcome)
 
     def holds(self, search: str) -> bool:
         """Whether a text occurs in the question, its answers, a response or the document's name, in any case."""
@@ -74,17 +77,21 @@ class Question:
         return any(search.casefold() in text.casefold() for text in texts)
 
 
-def is_of(outcome: str, right: Mapping[str, bool]) -> bool:
-    """Whether a question with these right and wrong answers, by side, is of one of :data:`OUTCOMES`."""
-    end = right.get(RECOVERED, right.get(MIDTRAINED))
-    before = right.get(BASE, False) or (RECOVERED in right and right.get(MIDTRAINED, False))
-    if outcome == "learnt":
-        return right.get(BASE) is False and end is True
-    if outcome == "lost":
-        return before and end is False
-    if outcome == "known":
-        return right.get(BASE) is True and end is True
-    return outcome == "all" or not any(value for name, value in right.items() if name != PAGE)
+@cache
+def outcome(base: bool | None, earlier: bool, end: bool) -> str:
+    """Return one of :data:`OUTCOMES`, or "right" where base was not asked, by whether the answers are right.
+
+    ``earlier``: after the mid-training on its document, or at the end of a cycle since that :func:`counts`.
+    """
+    if not end:
+        return "lost" if base or earlier else "never"
+    return "right" if base is None else "known" if base else "learnt"
+
+
+def counts(row: CycleRow, corpus: int) -> bool:
+    """Whether a cycle's end counts for questions about a corpus: earlier ones only after a recovery that stands."""
+    stands = row.recovered is not None and row.cycle.decision not in DISCARDED
+    return corpus == row.cycle.number or (corpus < row.cycle.number and stands)
 
 
 def corpora(database: Database, row: CycleRow) -> list[int]:
@@ -98,10 +105,11 @@ def corpora(database: Database, row: CycleRow) -> list[int]:
         return sorted(set(connection.scalars(query)))
 
 
-def questions(database: Database, row: CycleRow, corpus: int) -> list[Question]:
+def questions(database: Database, row: CycleRow, corpus: int, cycles: Iterable[CycleRow] = ()) -> list[Question]:
     """Return the questions about a corpus that the cycle's last checkpoint was asked, in their order.
 
-    Of each checkpoint its newest evaluation with stored responses counts.
+    Of each checkpoint its newest evaluation with stored responses counts. The other ``cycles`` tell what was right
+    before, if the corpus is an earlier cycle's.
     """
     steps = ((BASE, row.base, ASKED), (PAGE, row.base, OPEN_BOOK), (MIDTRAINED, row.midtrained, ASKED),
              (RECOVERED, row.recovered, ASKED))  # fmt: skip
@@ -110,6 +118,7 @@ def questions(database: Database, row: CycleRow, corpus: int) -> list[Question]:
     forms = _forms(database, likelihood)
     rows = {name: _rows(database, number) for name, number in ids.items() if number is not None}
     asked = rows.get(RECOVERED) or rows.get(MIDTRAINED) or {}
+    base, earlier = rows.get(BASE, {}), _right_before(database, row, corpus, cycles)
     return [
         Question(
             item,
@@ -117,10 +126,24 @@ def questions(database: Database, row: CycleRow, corpus: int) -> list[Question]:
             tuple(map(str, (one.extra or {}).get("answers", ()))),
             _kinds(one.extra or {}, forms.get(item)),
             {name: Response(got[item].response, bool(got[item].right)) for name, got in rows.items() if item in got},
+            outcome(bool(base[item].right) if item in base else None, item in earlier, bool(one.right)),
             one.group,
         )
         for item, one in asked.items()
     ]
+
+
+def _right_before(database: Database, row: CycleRow, corpus: int, cycles: Iterable[CycleRow]) -> set[str]:
+    """Return the ids of the questions about a corpus that were right after its mid-training, or at the end of a cycle
+    between it and this one.
+    """
+    every = {one.cycle.number: one for one in (*cycles, row) if one.cycle.number <= row.cycle.number}
+    steps = [one.end for number, one in every.items() if number != row.cycle.number and counts(one, corpus)]
+    steps += [every[corpus].midtrained] if corpus in every else []
+    newest = _newest_of([one.checkpoint.id for one in steps if one], ASKED, corpus).group_by(Evaluation.checkpoint_id)
+    query = select(Sample.item).where(Sample.evaluation_id.in_(newest), RIGHT)
+    with database.reading() as connection:
+        return set(connection.scalars(query))
 
 
 def unanswerable(database: Database, row: CycleRow, corpus: int) -> dict[str, tuple[int, dict[str, float]]]:
@@ -147,13 +170,16 @@ def kinds(asked: Iterable[Question]) -> list[str]:
     return sorted({kind for question in asked for kind in question.kinds})
 
 
-def _newest(database: Database, checkpoint_id: int, suite: str, corpus: int) -> int | None:
-    query = select(func.max(Evaluation.id)).where(
-        Evaluation.checkpoint_id == checkpoint_id, Evaluation.suite == suite, Evaluation.corpus == corpus,
+def _newest_of(checkpoint_ids: Iterable[int], suite: str, corpus: int) -> Select[Any]:
+    return select(func.max(Evaluation.id)).where(
+        Evaluation.checkpoint_id.in_(checkpoint_ids), Evaluation.suite == suite, Evaluation.corpus == corpus,
         exists().where(Sample.evaluation_id == Evaluation.id),
     )  # fmt: skip
+
+
+def _newest(database: Database, checkpoint_id: int, suite: str, corpus: int) -> int | None:
     with database.reading() as connection:
-        return connection.scalar(query)
+        return connection.scalar(_newest_of([checkpoint_id], suite, corpus))
 
 
 def _rows(database: Database, evaluation: int) -> dict[str, Any]:

@@ -620,6 +620,11 @@ def events(
     return read(database, records.Event, query.limit(limit))
 
 
+def newest_event(database: Database, kind: str, experiment_id: int, cycle_id: int) -> records.Event | None:
+    """Return a cycle's newest event of a kind."""
+    return _first_or_none(events(database, experiment_id, kind=kind, cycle_id=cycle_id, limit=1))
+
+
 def token_numbers(
     database: Database, stage_id: int, name: str = "reverse_kl", *, limit: int = 400
 ) -> list[records.TokenNumbers]:

@@ -20,12 +20,12 @@ from typing import Any, TypeVar
 from sqlalchemy import ColumnElement, String, and_, cast, exists, func, or_, select, true
 from sqlalchemy.orm import aliased
 
-from db import agreement
+from db import agreement, records
 from db.errors import DatabaseError
 from db.json_values import text
 from db.knowledge_answers import ASKED as KNOWLEDGE
 from db.queries import RESPONSE_MARK, asked, item_key, read, record
-from db.records import INSTRUCTIONS, kind_of
+from db.records import INSTRUCTIONS, CycleRow, kind_of
 from db.schema import Checkpoint, Evaluation, Label, Review, Sample, Vote
 from db.session import Database, insert_new, insert_row
 
@@ -410,6 +410,15 @@ def _is_unchanged(now: Any, before: Any, evaluation: int) -> ColumnElement[bool]
     same_checkpoint = before.evaluation_id.in_(select(Evaluation.id).where(Evaluation.checkpoint_id == checkpoint))
     same = (now.item == before.item, now.prompt == before.prompt, now.response == before.response)
     return and_(now.evaluation_id == evaluation, same_checkpoint, *same)
+
+
+def compared(row: CycleRow) -> dict[str, records.Checkpoint]:
+    """Return the checkpoints that people may have compared with a cycle's last one, by their name in a rule."""
+    others: dict[str, records.Checkpoint] = {}
+    for name, one in (("base", row.base), ("midtrained", row.midtrained), ("previous", row.before)):
+        if one is not None and row.end is not None and one.checkpoint.id < row.end.checkpoint.id:
+            others |= {} if one.checkpoint in others.values() else {name: one.checkpoint}
+    return others
 
 
 def votes(database: Database, first_id: int, second_id: int, *, earlier: bool = False) -> list[VoteRow]:

@@ -32,7 +32,6 @@ PICTURES = {
     "live": ("live", ".js-plotly-plot .plot-container", 1060),
     "geometry": ("geometry", ".js-plotly-plot .plot-container", 900),
     "compare": ("compare", ".js-plotly-plot .plot-container", 900),
-    "studies": ("studies", ".chip", 900),
     "phone": ("", ".js-plotly-plot .plot-container", 844),
 }
 CUT = {"real": (113, 830)}  # vertical range in pixels: the part above shows a local path

@@ -29,10 +29,10 @@ from dashboard.pages.common import DECISION_TONES, DECISION_WORDS, flops
 from dashboard.tracker_source import Source
 from db import DatabaseError, Decided, cycle_answers, cycle_evidence, decide, queries, reviews
 from db.artifacts import SHIPS, standing
-from db.cycle_answers import ALPHA, Judged, newest_judgement
+from db.cycle_answers import ALPHA, Judged
 from db.cycle_evidence import is_compared
 from db.decisions import refusals
-from db.records import INSTRUCTIONS, TRIAL, CycleRow, Evaluation, Measured, Overview, Score, Stage, kind_of
+from db.records import INSTRUCTIONS, TRIAL, Checkpoint, CycleRow, Evaluation, Measured, Overview, Score, Stage, kind_of
 from db.schema import TRAINING
 
 NAME = "Cycle"
@@ -274,7 +274,7 @@ def cards(source: Source, overview: Overview, row: CycleRow, suite: str = "") ->
         _tests(source, overview, row, recorded),
         _gate(source, row),
         _served(source, overview, row),
-        _withdrawn(source, overview, row),
+        _withdrawn(source, row),
         _review(source, overview, row),
         _known(recorded),
         _knowledge(overview, row, recorded),
@@ -453,7 +453,7 @@ def _tested(one: Mapping[str, Any]) -> list[str]:
 
 
 def _gate(source: Source, row: CycleRow) -> str:
-    judged = newest_judgement(source.database(), row)
+    judged = queries.newest_event(source.database(), cycle_evidence.GATE, row.cycle.experiment_id, row.cycle.id)
     if judged is None:
         return ""
     if row.end is None or not cycle_evidence.judges(source.database(), judged, row.end.checkpoint.id):
@@ -510,39 +510,37 @@ def _served(source: Source, overview: Overview, row: CycleRow) -> str:
     return markup.card("Files and servers", note, table, anchor="served")
 
 
-def _withdrawn(source: Source, overview: Overview, row: CycleRow) -> str:
+def _withdrawn(source: Source, row: CycleRow) -> str:
     """Return the certificate of what the cycle withdrew, with the report's words."""
-    kind, experiment_id = cycle_evidence.CERTIFICATE, overview.experiment.id
-    events = queries.events(source.database(), experiment_id, kind=kind, cycle_id=row.cycle.id, limit=1)
-    if not events:
+    event = queries.newest_event(source.database(), cycle_evidence.CERTIFICATE, row.cycle.experiment_id, row.cycle.id)
+    if event is None:
         return ""
-    certificate = cycle_evidence.certificate(events[0])
+    certificate = cycle_evidence.certificate(event)
     rows = [[esc(claim), markup.chip(word, CERTIFIED.get(word, "")), esc(by)] for claim, word, by in certificate.parts]
     table = markup.table(("Claim", "Verdict", "By"), rows, caption="Certificate of withdrawal")
     body = f'<div class="prose-cells">{table}</div><p class="reasons">{esc(certificate.not_proven)}</p>'
     return markup.card(certificate.title, certificate.about, body, anchor="withdrawn")
 
 
+AGAINST = {"midtrained": "its mid-trained model", "previous": "the model before"}
+
+
 def _review(source: Source, overview: Overview, row: CycleRow) -> str:
     """Return a table of the votes and labels of reviewers, with links to the Review page."""
     if row.end is None:
         return ""
-    against = {"base": row.base, "its mid-trained model": row.midtrained if row.recovered else None}
-    against["the model before"] = row.before
-    known = {row.end.checkpoint.id}
-    rows = []
-    for name, one in against.items():
-        if one is not None and one.checkpoint.id not in known:
-            known.add(one.checkpoint.id)
-            rows.append(_reviewed(source, overview, name, one, row.end))
+    rows = [
+        _reviewed(source, overview, AGAINST.get(name, name), one, row.end.checkpoint)
+        for name, one in reviews.compared(row).items()
+    ]
     columns = ("Against", "Preferred", "95% interval", "Prompts", "Reviewers", "Alpha", "Answers labelled", "")
     note = "Blind votes between the cycle's last checkpoint and others, a tie as one half, and labels of lost answers."
     words = "Votes and labels of reviewers"
     return markup.table_card("Review", note, columns, rows, words, anchor="review", folded=True) if rows else ""
 
 
-def _reviewed(source: Source, overview: Overview, name: str, one: Measured, end: Measured) -> list[str]:
-    names, ids = (one.checkpoint.name, end.checkpoint.name), (one.checkpoint.id, end.checkpoint.id)
+def _reviewed(source: Source, overview: Overview, name: str, one: Checkpoint, end: Checkpoint) -> list[str]:
+    names, ids = (one.name, end.name), (one.id, end.id)
     tally = reviews.tally(reviews.votes(source.database(), *ids))
     labelled = {(label.item, label.suite) for label in reviews.labels(source.database(), *ids)}
     link = common.address("review", experiment=overview.experiment.name, first=names[0], second=names[1])
@@ -564,9 +562,8 @@ def _known(recorded: Mapping[str, Any]) -> str:
     rows = cycle_evidence.knowledge_rows(figures)
     if not rows:
         return ""
-    columns = ("Checkpoint", "Corpus", "Gap closed", "Asked, corrected for guessing", "K", "First among eight")
+    columns, title = cycle_evidence.KNOWLEDGE_COLUMNS, cycle_evidence.ABOUT_CLEAN
     cells = [[esc(cell or DASH) for cell in one] for one in rows]
-    title = "Knowledge against the clean model"
     return markup.table_card(title, cycle_evidence.about_knowledge(figures), columns, cells, title, anchor="known")
 
 

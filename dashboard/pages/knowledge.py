@@ -16,6 +16,7 @@ from db.records import Experiment, Overview
 
 NAME = "Knowledge"
 PAGE_SIZE = 25
+ABOUT_WORDINGS = "Each wording counts by itself; recover facts takes those of a fact together."
 LABELS = {"learnt": "Learnt", "lost": "Lost", "never": "Never", "known": "Known", "all": "All"}
 
 
@@ -56,7 +57,7 @@ def text(source: Source, experiment: Experiment, asked: dict[str, str]) -> str:
         "experiment": experiment.name, "cycle": row.cycle.number, "corpus": corpus, "show": outcome,
         "kind": asked.get("kind", ""), "search": asked.get("search", "").strip()[:200],
     }  # fmt: skip
-    every = knowledge_answers.questions(database, row, corpus)
+    every = knowledge_answers.questions(database, row, corpus, overview.cycles)
     shown = _page(overview, corpora, every, state, common.parse_number(asked.get("from")) or 0)
     return shown + _unanswerable(knowledge_answers.unanswerable(database, row, corpus))
 
@@ -79,7 +80,7 @@ def _page(overview: Overview, corpora: Sequence[int], every: Sequence[Question],
     to = common.cycle_address(state["experiment"], state["cycle"])
     back = f'<a href="{esc(to)}">← Cycle {state["cycle"]}</a>'
     title = f"{LABELS[chosen]}: {common.numbered(len(shown), 'question', 'questions')} about corpus {state['corpus']}"
-    about = f'<p class="eyebrow">{esc(OUTCOMES[chosen].capitalize())}. {ABOUT_RIGHT}</p>'
+    about = f'<p class="eyebrow">{esc(OUTCOMES[chosen].capitalize())}. {ABOUT_RIGHT} {ABOUT_WORDINGS}</p>'
     body = _table(shown[offset : offset + PAGE_SIZE], state)
     if not shown:
         body = markup.notice("Nothing matches", "Choose another tab, or remove the filters.")
@@ -100,7 +101,7 @@ def _unanswerable(replies: Mapping[str, tuple[int, Mapping[str, float]]]) -> str
     ]
     columns = ("", "Questions", *(words.capitalize() for words in SHARES.values()))
     table = markup.table(columns, rows, caption="Replies to what no document holds")
-    return markup.card("Knows what it does not know", ABOUT_UNANSWERABLE, table) if rows else ""
+    return markup.card(knowledge_answers.KNOWS_NOT, ABOUT_UNANSWERABLE, table) if rows else ""
 
 
 def _filters(overview: Overview, corpora: Sequence[int], kinds: Sequence[str], state: Asked) -> str:

@@ -316,7 +316,7 @@ def _beside(source: Source, overview: Overview, request: gr.Request) -> list[Any
 
 
 def _others(source: Source, experiment: Experiment) -> list[Overview]:
-    """Return other experiments with evaluated checkpoints, newest first; studies have their own page."""
+    """Return other experiments with evaluated checkpoints, newest first, but for those of studies."""
     database = source.database()
     others = (one for one in queries.experiments(database) if one.id != experiment.id and one.cycles)
     ids = [one.id for one in others if not one.name.startswith(STUDIES)]

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dashboard.markup import interval_picture
+from examples.studies.interval_picture import interval_picture
 from examples.studies.study import CONFIDENCE, Outcome, Study
 from pipelines.reports.document import table_lines
 from pipelines.runtime.versions import machine

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from db import Tracker
 from evals.statistics import spread
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
@@ -296,7 +295,7 @@ def run_study(
 
     Runs of another budget are another experiment and are not used. A finished seed of a study with arms is extended by
     the chosen ``arms`` and ``cycles`` (empty: its own): runs that are done are not repeated. Raise UsageError if the
-    study has no such arm. The verdict goes into the tracker, for the dashboard.
+    study has no such arm.
     """
     if (arms or cycles) and not study.arms:
         raise UsageError(f"the study {study.name} has no arms and cycles to choose: omit --arms and --cycles")
@@ -321,8 +320,6 @@ def run_study(
         display.say(f"study {study.name}, seed {seed}: done in {duration(time.monotonic() - started)}")
     outcome = kept_outcome(study, workspace.folder, seeds, budget)
     assert outcome is not None  # every seed is done
-    with Tracker(workspace.database) as tracker:
-        tracker.describe_experiment(tracker.experiment(experiment), outcome.as_json())
     return outcome
 
 

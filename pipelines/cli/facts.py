@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from db.facts import Fact
     from pipelines.withdrawal import Withdrawal
 
-_ONLY = {"learnt": ("learnt", "kept"), "lost": ("lost",), "never": ("never",), "known": ("known",)}
+_ONLY = click.Choice(["learnt", "lost", "never", "known"])
 _SHOWN = 20  # facts, where nothing was asked for
 _FORMATS = click.Choice(["table", "json", "csv"])
 
@@ -29,17 +29,16 @@ _FORMATS = click.Choice(["table", "json", "csv"])
 @click.command()
 @click.option("--cycle", type=common.WholeRange(min=1), help="Only facts in the documents of this cycle.")
 @click.option("--document", metavar="NAME", help="Only facts in this document.")
-@click.option(
-    "--only", type=click.Choice(list(_ONLY)), help="Only facts of this fate when last asked; learnt: or kept."
-)
+@click.option("--only", type=_ONLY, help="Only facts of this fate when last asked.")
 @click.option(
     "--format", "form", type=_FORMATS, default="table", show_default=True, help="The others have every field."
 )
 @common.workspace
 def command(cycle: int | None, document: str | None, only: str | None, form: str, workspace: Workspace) -> None:
-    """List the facts, and which were learnt, kept or lost.
+    """List the facts, and which were learnt or lost.
 
-    A fact is a question about the documents, in all of its wordings.
+    A fact is a question about the documents, in all of its wordings: right if one that was asked is. The dashboard's
+    page Knowledge says the same words of each wording by itself.
     """
     facts = [one for one in _read(workspace, cycle) if cycle in (None, one.cycle)]
     names = sorted({one.document for one in facts})
@@ -51,7 +50,7 @@ def command(cycle: int | None, document: str | None, only: str | None, form: str
         near = difflib.get_close_matches(document, names, n=1)
         hint = f"did you mean {printable(near[0])}?" if near else "`recover facts` lists those with facts"
         raise UsageError(f"no fact is about a document {printable(document)!r}: {hint}")
-    facts = [one for one in facts if document in (None, one.document) and (only is None or one.fate in _ONLY[only])]
+    facts = [one for one in facts if document in (None, one.document) and (only is None or one.fate == only)]
     rows = [common.plain(one) | {"fate": one.fate} for one in facts] if form != "table" else []
     if form == "csv":
         from dashboard.downloads import csv_text
@@ -112,14 +111,15 @@ def _table(facts: Sequence[Fact], asked: bool) -> str:
 
 
 def fates(fact: Fact) -> str:
-    """Return the fates of a fact with the cycles that they hold for: "learnt 1, kept 2-7, lost cycle-7/q4_k_m".
+    """Return the fates of a fact with the cycles that they hold for: "learnt 1-7, lost cycle-7/q4_k_m".
 
     An artifact that answers as its source does is left out.
     """
-    parts = []
-    for (fate, artifact), run in itertools.groupby(fact.fates, lambda one: (one.fate, one.artifact and one.checkpoint)):
-        if artifact and fate not in ("learnt", "lost"):
-            continue
+    said, parts, source = [], [], ""
+    for one in fact.fates:  # those of artifacts follow that of their source
+        source = source if one.artifact else one.fate
+        said += [one] if not one.artifact or one.fate != source else []
+    for (fate, artifact), run in itertools.groupby(said, lambda one: (one.fate, one.artifact and one.checkpoint)):
         cycles = [one.cycle for one in run]
         parts.append(f"{fate} {artifact or '-'.join(map(str, dict.fromkeys((cycles[0], cycles[-1]))))}")
     return ", ".join(parts)

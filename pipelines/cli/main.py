@@ -40,7 +40,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Decide": {
         "report": ("pipelines.cli.report", "Write a cycle's report: figures, tests, samples, decision."),
-        "facts": ("pipelines.cli.facts", "List the facts, and which were learnt, kept or lost."),
+        "facts": ("pipelines.cli.facts", "List the facts, and which were learnt or lost."),
         "withdraw": ("pipelines.cli.facts:withdraw", "Show what a document taught, and train without it again."),
         "ask": ("pipelines.cli.ask", "Send one prompt to several checkpoints."),
         "gate": ("pipelines.cli.gate", "Judge a cycle by rules: accept, reject or undecided."),

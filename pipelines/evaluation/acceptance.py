@@ -19,7 +19,7 @@ from typing import Any
 from db import Database, Decided, Tracker, decide, queries, records, reviews
 from db.artifacts import Artifact
 from db.cycle_answers import IFEVAL_PROMPTS
-from db.cycle_evidence import KNOWLEDGE, NOTES, for_decision, is_compared, newest_compared
+from db.cycle_evidence import GATE, KNOWLEDGE, NOTES, for_decision, is_compared, newest_compared
 from db.json_values import json_safe
 from db.schema import DISCARDED
 from evals.acceptance import Decision, judge_all
@@ -53,7 +53,6 @@ STANDARD = (
     "unanswerable >= base - 10",
 )
 STANDARD_RULES = "standard"  # their name
-GATE = "gate"
 LEFT_TO_A_PERSON = "gate_left"
 _DECISIONS = {"accept": "accepted", "reject": "rejected"}
 _JUDGING_KNOWLEDGE = ("recovery",)  # lm_eval checks instructions and has the tasks
@@ -227,8 +226,7 @@ def _store_votes(session: Session, rules: Sequence[Rule], number: int) -> None:
 
 def last_judgement(session: Session, cycle_id: int) -> records.Event | None:
     """Return the newest judgement of a cycle: a decision as JSON, and the ids of the evaluations it used."""
-    events = queries.events(session.tracker.database, session.experiment_id, kind=GATE, cycle_id=cycle_id, limit=1)
-    return events[0] if events else None
+    return queries.newest_event(session.tracker.database, GATE, session.experiment_id, cycle_id)
 
 
 def gather(session: Session, rules: Sequence[Rule], number: int, *, artifact: Artifact | None = None) -> Evaluations:

@@ -13,7 +13,7 @@ from typing import Any
 
 from huggingface_hub import metadata_load
 
-from db import Database, cycle_answers, knowledge_answers, queries, records, reviews
+from db import Database, cycle_answers, cycle_evidence, knowledge_answers, queries, records, reviews
 from db.artifacts import standing
 from db.cycle_evidence import (
     CERTIFICATE,
@@ -110,7 +110,7 @@ def _blocks(session: Session, row: records.CycleRow, evidence: Mapping[str, Any]
     yield from _knowledge(evidence["knowledge"])
     yield from _unanswerable(database, row)
     yield from _served(database, session.experiment_id, row)
-    yield from _withdrawn(database, session.experiment_id, row)
+    yield from _withdrawn(database, row)
     yield from _questions(database, row)
     yield from _samples(database, row)
     yield from review_blocks(database, row)
@@ -146,9 +146,10 @@ def _served(database: Database, experiment_id: int, row: records.CycleRow) -> It
             yield Table(("suite", "prompt", artifact.source.name, "served"), rows, prose=True)
 
 
-def _withdrawn(database: Database, experiment_id: int, row: records.CycleRow) -> Iterator[Block]:
+def _withdrawn(database: Database, row: records.CycleRow) -> Iterator[Block]:
     """Show the certificate of what the cycle withdrew."""
-    for event in queries.events(database, experiment_id, kind=CERTIFICATE, cycle_id=row.cycle.id, limit=1):
+    event = queries.newest_event(database, CERTIFICATE, row.cycle.experiment_id, row.cycle.id)
+    if event is not None:
         statement = certificate(event)
         yield Heading(2, statement.title)
         yield Paragraph(statement.about)
@@ -174,7 +175,7 @@ def _unanswerable(database: Database, row: records.CycleRow) -> Iterator[Block]:
     """Show what was replied to questions about what no document holds."""
     replies = knowledge_answers.unanswerable(database, row, row.cycle.number)
     if replies:
-        yield Heading(2, "Knows what it does not know")
+        yield Heading(2, knowledge_answers.KNOWS_NOT)
         yield Paragraph(ABOUT_UNANSWERABLE)
         cells = tuple((name, str(n), *(_share(one.get(key)) for key in SHARES)) for name, (n, one) in replies.items())
         yield Table(("checkpoint", "questions", *SHARES.values()), cells)
@@ -284,11 +285,9 @@ def _known(recorded: Mapping[str, Any]) -> Iterator[Block]:
     rows = knowledge_rows(recorded)
     if not rows:
         return
-    yield Heading(2, "Knowledge against the clean model")
+    yield Heading(2, cycle_evidence.ABOUT_CLEAN)
     yield Paragraph(about_knowledge(recorded))
-    yield Table(
-        ("checkpoint", "corpus", "gap closed", "asked, corrected for guessing", "K", "first among eight"), tuple(rows)
-    )
+    yield Table(cycle_evidence.KNOWLEDGE_COLUMNS, tuple(rows))
 
 
 def _samples(database: Database, row: records.CycleRow) -> Iterator[Block]:
@@ -369,21 +368,12 @@ def _p(value: float | None) -> str:
 # --- human review: votes, agreement, labels of lost answers ---------------------------------------------------
 
 
-def compared(row: records.CycleRow) -> dict[str, records.Checkpoint]:
-    """Return the checkpoints that people may have compared with a cycle's last one, by their name in a rule."""
-    others: dict[str, records.Checkpoint] = {}
-    for name, one in (("base", row.base), ("midtrained", row.midtrained), ("previous", row.before)):
-        if one is not None and row.end is not None and one.checkpoint.id < row.end.checkpoint.id:
-            others |= {} if one.checkpoint in others.values() else {name: one.checkpoint}
-    return others
-
-
 def review_blocks(database: Database, row: records.CycleRow) -> Iterator[Block]:
     """Yield the votes between a cycle's last checkpoint and the others, and the labels of its lost answers.
 
     Nothing is yielded if nobody has reviewed the cycle.
     """
-    for name, other in compared(row).items():
+    for name, other in reviews.compared(row).items():
         assert row.end is not None  # else nothing was compared
         end = row.end.checkpoint
         every_vote = reviews.votes(database, other.id, end.id, earlier=True)

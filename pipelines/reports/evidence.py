@@ -15,7 +15,6 @@ from evals.statistics import is_headline
 from pipelines.evaluation.acceptance import last_judgement, no_cycle
 from pipelines.evaluation.stored_results import items_of, suite_name
 from pipelines.reports.bundle import checks, pack, sha256
-from pipelines.reports.cycle_report import compared
 from pipelines.runtime.session import Session
 from recovery.errors import UsageError
 
@@ -141,7 +140,7 @@ def _reviewed(session: Session, number: int) -> dict[str, list[dict[str, Any]]]:
     reviewed: dict[str, list[dict[str, Any]]] = {"votes": [], "labels": []}
     if row is None or row.end is None:
         return reviewed
-    for other in compared(row).values():
+    for other in reviews.compared(row).values():
         names = {"first": other.name, "second": row.end.checkpoint.name}
         for vote in reviews.votes(database, other.id, row.end.checkpoint.id, earlier=True):
             kept = {name: getattr(vote, name) for name in ("suite", "scope", "seed", "item", "reviewer", "choice")}

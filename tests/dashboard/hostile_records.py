@@ -48,7 +48,6 @@ def fill(address: Path | str) -> tuple[int, list[int]]:
             ids.append(parent)
             evaluations.append(_evaluate(tracker, parent, kind))
         _train(tracker, experiment, cycle, short)
-        seeding.add_study(tracker, text(short[7]), spoil=short[0], verdicts=("holds", text(short[1])))
         for wild in short:
             tracker.event(experiment, wild, data={wild: wild})
         tracker.event(experiment, MODEL, kind=MODEL, level=MODEL)

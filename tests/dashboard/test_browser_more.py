@@ -1,4 +1,4 @@
-"""Tokens, Geometry, Compare and Studies pages in Chromium."""
+"""Tokens, Geometry and Compare pages in Chromium."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ LONG = "an-answer-without-a-single-place-to-break-" * 6
 
 
 def filled(path: Path, seeding: ModuleType, spoil: str = "") -> Path:
-    """Two seeds of a comparison of two methods, and a study."""
+    """Two seeds of a comparison of two methods."""
     with Tracker(path) as tracker:
-        seeding.add_study(tracker, "recovery", verdicts=("holds", "undecided", "does not hold"), spoil=spoil)
         for seed in (0, 1):
             experiment = tracker.experiment(f"compare/ab12{spoil}/seed-{seed}")
             for method in ("opd", "sft"):
@@ -108,28 +107,13 @@ def test_geometry_grows_by_a_stage_for_each_link(
     assert one.errors == []
 
 
-@pytest.mark.slow
-def test_from_the_verdicts_to_the_runs_of_a_study(
-    database: Path, serve: Callable[[Path], str], visit: Callable[..., Visit]
-) -> None:
-    one = visit()
-    one.page.goto(f"{serve(database)}/studies")
-    one.expect(one.page.locator("h1")).to_contain_text("1 study: 1 does not hold")
-    one.page.get_by_role("link", name="recovery", exact=True).click()
-    one.expect(one.page.locator("h1")).to_contain_text("Behaviour comes back")
-    one.expect(one.page.locator(".statements tbody .chip")).to_have_text(["✓ holds", "? undecided", "✗ does not hold"])
-    one.page.get_by_role("link", name="seed 2").click()
-    one.expect(one.page.locator(".notice")).to_contain_text("study/recovery/budget-1/seed-2")
-    assert one.errors == []
-
-
 @pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_phone_shows_every_page_in_its_width(
     tmp_path: Path, seeding: ModuleType, serve: Callable[[Path], str], visit: Callable[..., Visit], dark: bool
 ) -> None:
     address = serve(filled(tmp_path / "tracker.db", seeding, LONG))
     one = visit(width=390, dark=dark)
-    for page in ("tokens", "geometry", "compare", "log", "studies", "studies?study=recovery"):
+    for page in ("tokens", "geometry", "compare", "log"):
         one.page.goto(f"{address}/{page}")
         one.expect(one.page.locator("h1")).to_be_visible()
         assert (one.width(), one.is_dark()) == (390, dark), page
@@ -154,8 +138,6 @@ def test_hostile_text_is_shown_as_text(
         one.page.goto(f"{address}/{page}")
         one.expect(one.page.locator(".card:visible .js-plotly-plot .scatterlayer")).to_have_count(figures)
         one.expect(one.page.locator(".prose.evidence")).to_contain_text(HOSTILE)
-    one.page.goto(f"{address}/studies?study=recovery")
-    one.expect(one.page.locator("h1")).to_contain_text(HOSTILE)
     assert one.page.locator(".summary img, .evidence img").count() == 0
     assert one.page.evaluate("window.hit") is None
     assert one.elsewhere(address) == [] and one.errors == []

@@ -61,7 +61,7 @@ def test_the_header_lists_the_page_to_ask_on_only_where_there_is_one() -> None:
 def test_the_bar_has_six_pages_and_the_one_on_the_screen_the_others_stand_under_more() -> None:
     bar, _, more = markup.header("Live", "main").partition("<details")
     assert re.findall(r">(\w+)</a>", bar)[-6:] == ["Overview", "Cycle", "Knowledge", "Samples", "Review", "Live"]
-    assert re.findall(r">(\w+)</a>", more) == ["Tokens", "Geometry", "Compare", "Studies", "Log"]
+    assert re.findall(r">(\w+)</a>", more) == ["Tokens", "Geometry", "Compare", "Log"]
     bar, _, more = markup.header("Compare", "main").partition("<details")
     assert 'aria-current="page">Compare<' in bar and "Compare" not in more
 

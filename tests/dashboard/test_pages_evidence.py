@@ -138,7 +138,7 @@ def test_the_certificate_is_on_the_page_of_its_cycle_alone(address: Path | str, 
         tracker.event(seeded.experiment, "withdrawn", kind=kind, cycle_id=seeded.cycles[1], data=data)
     found, last = newest_row(source)
     assert "withdrawal" not in cycle.cards(source, found, found.cycles[0])
-    card = cycle._withdrawn(source, found, last)
+    card = cycle._withdrawn(source, last)
     assert card in cycle.cards(source, found, last)
     told = cycle_evidence.certificate(queries.events(source.database(), seeded.experiment, kind=kind)[0])
     assert "notes/24.md and 5 more. Measured on a on " in told.about

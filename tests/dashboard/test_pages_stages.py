@@ -1,4 +1,4 @@
-"""Tokens, Geometry, Compare and Studies pages: selection by address, and notices for every state."""
+"""Tokens, Geometry and Compare pages: selection by address, and notices for every state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from starlette.datastructures import QueryParams
 
 from dashboard.charts import Figure
-from dashboard.pages import common, compare, geometry, studies, tokens
+from dashboard.pages import common, compare, geometry, tokens
 from dashboard.tracker_source import Source
 from db import Tracker, queries
 from tests.dashboard.conftest import Request, checked
@@ -25,7 +25,7 @@ def show_tokens(source: Source, request: Any) -> list[Any]:
     return common.text_outputs(tokens.NAME, source, tokens.text, request)
 
 
-SHOWN = {"tokens": show_tokens, "geometry": geometry._show, "compare": compare._show, "studies": studies._show}
+SHOWN = {"tokens": show_tokens, "geometry": geometry._show, "compare": compare._show}
 
 
 def asked(address: str = "") -> Any:
@@ -79,9 +79,8 @@ def test_hostile_text_stays_text(show: Any, tracker: Tracker, seeding: ModuleTyp
     ids = [
         seeding.add_distillation(tracker, experiment, HOSTILE + name, method=HOSTILE, spoil=HOSTILE) for name in "ab"
     ]
-    seeding.add_study(tracker, HOSTILE, verdicts=(HOSTILE,), spoil=HOSTILE)
     everything = {"experiment": HOSTILE, "search": HOSTILE, "metric": HOSTILE, "scale": HOSTILE, "item": HOSTILE}
-    for more in ([("stage", ids[0]), ("stage", ids[1])], [("stage", ids[0]), ("step", 1)], [("study", HOSTILE)]):
+    for more in ([("stage", ids[0]), ("stage", ids[1])], [("stage", ids[0]), ("step", 1)]):
         given = everything if "step" not in dict(more) else {"experiment": HOSTILE}
         outputs = show(source, asked("?" + urlencode([*given.items(), *more])))
         html = "".join(output for output in outputs if isinstance(output, str))
@@ -309,54 +308,6 @@ def test_the_list_of_stages_is_searched_and_what_is_chosen_stays(seeded: Any) ->
     assert "No such stage" in none and "nowhere" in none
     many = "&".join(f"stage={number}" for number in range(1, 90))
     assert text(compare._show(source, asked(f"?{many}"))).count(" checked>") <= compare.CHOSEN
-
-
-# --- studies -------------------------------------------------------------------------------------------------
-
-
-def test_all_studies_with_their_verdicts(tracker: Tracker, seeding: ModuleType, source: Source) -> None:
-    seeding.add_study(tracker, "recovery", verdicts=("holds", "holds"))
-    seeding.add_study(tracker, "recovery", budget=0.08, seeds=(0,), verdicts=("undecided",))
-    seeding.add_study(tracker, "pivot", verdicts=("holds", "holds", "does not hold"))
-    tracker.experiment("study/razor/budget-1/seed-0")
-    html = text(studies._show(source, asked()))
-    assert "2 studies, 3 outcomes: 1 holds, 1 does not hold, 1 undecided" in html
-    assert html.count("<tr>") == 1 + 4 and "no verdict yet" in html
-    assert "✓ 2" in html and "✗ 1" in html and "2026-11-19 to 2026-11-20" in html
-    for address in links(html, "studies"):
-        assert "How it was run" in text(studies._show(source, asked(address)))
-
-
-def test_a_study_shows_its_statements_figures_and_runs(tracker: Tracker, seeding: ModuleType, source: Source) -> None:
-    table = seeding.add_study(tracker, verdicts=("holds", "undecided"))
-    seeding.add_study(tracker, budget=0.5)
-    html = text(studies._show(source, asked("?study=recovery")))
-    for part in ("Behaviour comes back", table["source"], table["setting"], "✓ holds", "? undecided", "300 at most"):
-        assert part in html
-    assert "<b>0.910</b> ± 0.012" in html and ">0.920<" in html
-    assert "over 3 seeds" in html
-    runs = links(html, "./")
-    assert [address.rpartition("-")[2] for address in runs] == ["0", "1", "2"]
-    assert queries.experiment(tracker.database, "study/recovery/budget-1/seed-0") is not None
-    half = text(studies._show(source, asked("?study=recovery&budget=0.5")))
-    assert "0.5 of the steps" in half
-
-
-def test_a_study_that_is_not_there_is_said(tracker: Tracker, seeding: ModuleType, source: Source) -> None:
-    seeding.add_study(tracker)
-    for address in ("?study=nothing", "?study=recovery&budget=7", "?study=../etc"):
-        html = text(studies._show(source, asked(address)))
-        assert "No such study" in html and 'href="studies"' in html
-
-
-def test_figures_that_are_no_numbers_are_dashes(tracker: Tracker, seeding: ModuleType, source: Source) -> None:
-    table = seeding.add_study(tracker)
-    table["figures"] = {"broken": {"mean": None, "spread": 0.5, "by_seed": {"0": None, "1": 2e7}}, "empty": {}}
-    experiment = queries.experiment(tracker.database, "study/recovery/budget-1")
-    assert experiment is not None
-    tracker.describe_experiment(experiment.id, table)
-    html = text(studies._show(source, asked("?study=recovery")))
-    assert "<b>–</b> ± 0.500" in html and "2e+07" in html
 
 
 # --- names and addresses -------------------------------------------------------------------------------------

@@ -273,38 +273,6 @@ def _geometry_metrics(dice: random.Random) -> dict[str, float]:
     return {f"geometry/{name}": dice.uniform(*bounds) for name, bounds in ranges.items()}
 
 
-def add_study(
-    tracker: Tracker,
-    name: str = "recovery",
-    *,
-    budget: float = 1.0,
-    verdicts: tuple[str, ...] = ("holds", "undecided"),
-    seeds: tuple[int, ...] = (0, 1, 2),
-    spoil: str = "",
-) -> dict[str, Any]:
-    """Add a study's outcome as ``recover study`` publishes it, and the experiments of its seeds."""
-    by_seed = {seed: 0.9 + 0.01 * seed for seed in seeds}
-    parts = [{"statement": f"statement {k}{spoil}", "verdict": word} for k, word in enumerate(verdicts)]
-    table = {
-        "study": name,
-        "claim": f"behaviour comes back{spoil}",
-        "source": f"a paper{spoil}",
-        "setting": f"71 steps, then 130{spoil}",
-        "criterion": f"with 95% confidence over seeds: behaviour is back (> 0.95){spoil}",
-        "seeds": list(seeds),
-        "n": 300,
-        "budget": budget,
-        "dates": ["2026-11-19", "2026-11-20"],
-        "figures": {f"instructions{spoil}": {"mean": 0.91, "spread": 0.0123, "by_seed": by_seed}},
-        "parts": parts,
-        "verdict": verdicts[-1],
-    }
-    for seed in seeds:
-        tracker.experiment(f"study/{name}/budget-{budget:g}/seed-{seed}")
-    tracker.describe_experiment(tracker.experiment(f"study/{name}/budget-{budget:g}"), table)
-    return table
-
-
 def _spread_in_time(address: Path | str) -> None:
     """Give stages realistic durations: everything was written within a second."""
     took = {"midtrain": 24.0, "distill": 98.0, "evaluate": 31.0}

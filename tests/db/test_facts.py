@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dashboard.pages import knowledge
+from dashboard.tracker_source import Source
 from db import Tracker
 from db.artifacts import ARTIFACT
 from db.decisions import decide
 from db.facts import Fact, ledger
+from db.knowledge_answers import questions
 from pipelines.cli.facts import fates
+from tests.dashboard.conftest import newest, words
 
 # The answers to a question about cycle 1: at base, after mid-training, and at the ends of three cycles; x: not asked.
 FATES = {
-    "0 1 1 1 1": "learnt 1, kept 2-3",
-    "0 0 1 1 0": "learnt 1, kept 2, lost 3",
+    "0 1 1 1 1": "learnt 1-3",
+    "0 0 1 1 0": "learnt 1-2, lost 3",
     "0 1 0 0 1": "lost 1-2, learnt 3",
     "0 0 0 0 0": "never 1-3",
-    "0 0 0 1 1": "never 1, learnt 2, kept 3",
+    "0 0 0 1 1": "never 1, learnt 2-3",
     "1 1 1 1 1": "known 1-3",
     "1 0 0 1 0": "lost 1, known 2, lost 3",
-    "0 1 1 x 1": "learnt 1, kept 3",
+    "0 1 1 x 1": "learnt 1-3",
     "0 1 1 0 x": "learnt 1, lost 2",
-    "x 1 1 1 0": "right 1, kept 2, lost 3",
+    "x 1 1 1 0": "right 1-2, lost 3",
     "x x 0 x x": "never 1",
 }
 
@@ -56,23 +61,41 @@ def made(tracker: Tracker, experiment: int) -> dict[str, int]:
     return found
 
 
+def _ask_all(tracker: Tracker, made: Mapping[str, int]) -> None:
+    for at, name in enumerate(("base", "m1", "r1", "r2", "r3")):
+        answers = {case: case.split()[at] for case in FATES}
+        _ask(tracker, made[name], _items({case: one == "1" for case, one in answers.items() if one != "x"}))
+    _ask(tracker, made["base"], _items(dict.fromkeys(FATES, True)), suite="open_book")
+    for name in ("m2", "m3"):  # on the way to an end, and no fate
+        _ask(tracker, made[name], _items(dict.fromkeys(FATES, name == "m2")))
+
+
 def _by_id(found: list[Fact]) -> dict[str, Fact]:
     return {next(iter(one.wordings)): one for one in found}
 
 
 @pytest.mark.differs
 def test_fates_over_three_cycles(tracker: Tracker, experiment: int, made: dict[str, int]) -> None:
-    for at, name in enumerate(("base", "m1", "r1", "r2", "r3")):
-        answers = {case: case.split()[at] for case in FATES}
-        _ask(tracker, made[name], _items({case: one == "1" for case, one in answers.items() if one != "x"}))
-    _ask(tracker, made["base"], _items(dict.fromkeys(FATES, True)), suite="open_book")
-    _ask(tracker, made["m3"], _items(dict.fromkeys(FATES, False)))  # on the way to an end, and no fate
+    _ask_all(tracker, made)
     found = _by_id(ledger(tracker.database, experiment))
     assert {case: fates(one) for case, one in found.items()} == FATES
     one = found["0 1 1 x 1"]
     assert (one.cycle, one.document, one.corpus_hash, one.expected) == (1, "page.md", "h1", "7")
-    assert (one.base, one.open_book, one.midtrained, one.fate) == (False, True, True, "kept")
+    assert (one.base, one.open_book, one.midtrained, one.fate) == (False, True, True, "learnt")
     assert [fate.checkpoint for fate in one.fates] == ["r1", "r3"]
+
+
+def test_the_knowledge_page_says_the_same_of_every_question(
+    tracker: Tracker, experiment: int, made: dict[str, int], address: Path | str
+) -> None:
+    _ask_all(tracker, made)
+    facts, cycles = _by_id(ledger(tracker.database, experiment)), newest(tracker.database).cycles
+    for number, row in enumerate(cycles, start=1):
+        told = {case: fate.fate for case, one in facts.items() for fate in one.fates if fate.cycle == number}
+        assert told == {one.item: one.outcome for one in questions(tracker.database, row, 1, cycles)}
+        page = words(knowledge, Source(address), cycle=str(number), corpus="1")
+        for outcome in ("learnt", "lost", "never", "known"):
+            assert f"{outcome.capitalize()} ({list(told.values()).count(outcome)})" in page
 
 
 def test_wordings_of_a_passage_are_one_fact(tracker: Tracker, experiment: int, made: dict[str, int]) -> None:

@@ -12,7 +12,7 @@ from starlette.datastructures import QueryParams
 
 from benchmarks.large_tracker import Size, make, make_facts
 from dashboard.access import Access
-from dashboard.pages import common, compare, cycle, geometry, live, log, overview, review, samples, studies, tokens
+from dashboard.pages import common, compare, cycle, geometry, live, log, overview, review, samples, tokens
 from dashboard.tracker_source import Source
 from db import open_readonly, queries
 from db.facts import ledger
@@ -74,7 +74,6 @@ def test_every_page_has_something_to_show(large: Path) -> None:
         "live": live._refresh(source, None, request),
         "geometry": geometry._show(source, request),
         "compare": compare._show(source, request),
-        "studies": studies._show(source, request),
         "log": common.text_outputs(log.NAME, source, log.text, request),
     }
     for page, outputs in shown.items():

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from dashboard.markup import interval_picture, interval_plot
 from db import Tracker, queries
 from examples.studies import STUDIES, chosen
 from examples.studies import horizon as many
 from examples.studies.horizon import ARMS, DEFAULT, DRAWN, MEASURES, TOKENS, of, page
+from examples.studies.interval_picture import interval_picture
 from examples.studies.page import from_csv, joined, markdown, matrices, statements, to_csv, written, written_on
 from examples.studies.page import text as report
 from examples.studies.razor import method_family, others
@@ -194,9 +194,6 @@ def test_a_picture_places_each_interval_beside_its_bound(tmp_path: Path) -> None
     assert shaded == [100, 0, 100] and len(circles) == 2, "without an interval there is only the bound"
     assert all(100 < x < 200 for x in circles)
     assert "a < b & c" in [one.text for one in root.findall(f"{space}text")]
-    assert interval_plot(
-        {"mean": 1.0, "bound": "> 0"}
-    ) == "" and 'aria-label="0.600, 95% interval 0.550' in interval_plot(words)
 
 
 def test_the_interval_is_students() -> None:
@@ -218,10 +215,7 @@ def test_seeds_that_are_done_are_kept_and_the_rest_is_run(tmp_path: Path) -> Non
     assert ran == [0, 1, 2]
     assert dict(found.runs) == {0: {"gain": 1.0}, 1: {"gain": 1.01}, 2: {"gain": 1.02}}
     with Tracker(Workspace(tmp_path).database) as tracker:
-        rows = queries.experiments(tracker.database)
-        names = [row.name for row in rows]
-        description = next(row.config for row in rows if row.name == "study/sample/budget-0.1")
-    assert (description["verdict"], description["seeds"]) == ("holds", [0, 1, 2]), "the dashboard reads it there"
+        names = [row.name for row in queries.experiments(tracker.database)]
     assert {"study/sample/budget-0.1/seed-0", "study/sample/budget-0.1/seed-2"} <= set(names), (
         "one tracker holds them all"
     )

@@ -286,4 +286,4 @@ def test_junit_and_markdown_escape_and_count() -> None:
     assert failure is not None and failure.get("message") == decision.verdicts[1].reason
     summary = to_summary(decision, 3)
     assert summary.startswith("## Cycle 3: reject\n") and "<b>" not in summary and r"\<b\>\&" in summary
-    assert r"| ifeval \>= 0.1 | pass | 0.500 | 0.100 | " in summary
+    assert r"| ifeval \>= 0.1 | pass | ifeval | 50.0 (" in summary

@@ -28,7 +28,7 @@ from tests.db import seeding
 
 ROOT = Path(__file__).resolve().parents[2]
 USERS = {"ada": "correct horse battery", "bob": "another good secret"}
-PAGES = ("", *"cycle knowledge samples review tokens live geometry compare studies log ask".split())
+PAGES = ("", *"cycle knowledge samples review tokens live geometry compare log ask".split())
 START, PATIENCE = 180.0, 120.0  # seconds for a start and for one answer on a busy machine
 MOST_MEMORY = 1 << 30  # bytes that a dashboard may hold
 _CONFIG = re.compile(r"window\.gradio_config = (.*?);</script>", re.DOTALL)
