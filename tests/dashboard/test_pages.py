@@ -186,7 +186,7 @@ def test_scores_are_named_and_said_what_they_are_of(address: Path | str, source:
         assert f'data-name="{title}"' in tables and f"{title}: {escape(about)}." in tables, title
     with Tracker(address) as tracker:
         decide(tracker.database, seeded.cycles[1], "rolled_back", who="Ada")
-    assert "rolled-back cycle counts in its row only" in overview._refresh(source, None, Request())[7]
+    assert "its corpus counts in its row only" in overview._refresh(source, None, Request())[7]
 
 
 def test_a_base_that_is_only_registered_is_not_called_measured(address: Path | str) -> None:
