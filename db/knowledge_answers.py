@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from sqlalchemy import Select, exists, func, select
@@ -77,7 +76,6 @@ class Question:
         return any(search.casefold() in text.casefold() for text in texts)
 
 
-@cache
 def outcome(base: bool | None, earlier: bool, end: bool) -> str:
     """Return one of :data:`OUTCOMES`, or "right" where base was not asked, by whether the answers are right.
 

@@ -158,9 +158,10 @@ class InferenceServer:
             raise NotOffered(f"{self.address} has no {path}: {_reason(answer)}")
         if answer.status_code >= 400:
             raise ServerError(f"{self.address}{path} returned status {answer.status_code}: {_reason(answer)}")
-        with contextlib.suppress(ValueError, RecursionError):
+        try:
             return answer.json()
-        return None
+        except (ValueError, RecursionError):
+            return None
 
     def _headers(self) -> dict[str, str]:
         name = next((name for name in self.keys if os.environ.get(name, "").strip()), None)

@@ -140,13 +140,18 @@ class CachingEngine:
         # Sampled completions depend on their position in the request and are generated in one call; greedy ones are
         # stored in parts, or as they arrive from an engine that tells of each, so that little is lost on a stop.
         arriving = sampling.temperature == 0 and getattr(self.engine, "keeps", False)
-        keep = [lambda number, one: self.store.write({keys[missing[number]]: one})] if arriving else []
+
+        def keep(number: int, completion: Completion) -> None:
+            self.store.write({keys[missing[number]]: completion})
+
+        more = (keep,) if arriving else ()
         size = len(missing) if arriving or sampling.temperature > 0 else self._part_size(sampling)
         for start in range(0, len(missing), max(1, size)):
             part = missing[start : start + size]
-            generated = self.engine.generate([prompts[index] for index in part], sampling, progress, *keep)
+            generated = self.engine.generate([prompts[index] for index in part], sampling, progress, *more)
             generated_by_key = {keys[index]: completion for index, completion in zip(part, generated, strict=True)}
-            self.store.write(generated_by_key)
+            if not arriving:
+                self.store.write(generated_by_key)
             completions |= generated_by_key
         return [completions[key] for key in keys]
 
@@ -178,7 +183,8 @@ def _packed(completion: Completion) -> bytes:
 
 def _unpacked(value: bytes) -> Completion | None:
     """Decode a stored completion; None if it is damaged."""
-    with contextlib.suppress(zlib.error, ValueError, TypeError):
+    try:
         ids, logprobs, finished = json.loads(zlib.decompress(value))
         return Completion(ids, logprobs, finished) if len(ids) == len(logprobs) else None
-    return None
+    except (zlib.error, ValueError, TypeError):
+        return None

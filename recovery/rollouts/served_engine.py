@@ -141,10 +141,11 @@ class Described:
 
 def _optional_endpoint(server: InferenceServer, path: str) -> Mapping[str, Any]:
     """Return the response of an endpoint; empty if the server does not have it."""
-    with contextlib.suppress(ServerError):
+    try:
         properties = server.get(path)
-        return properties if isinstance(properties, dict) else {}
-    return {}
+    except ServerError:
+        return {}
+    return properties if isinstance(properties, dict) else {}
 
 
 @dataclass(frozen=True)
@@ -425,6 +426,7 @@ class _Asking:
 
 def _is_supported(way: Callable[[Any], list[int]], asked: Any, lacking: type[ServerError] = NotOffered) -> bool:
     """Return whether a server supports this kind of request. An error of type ``lacking`` means that it does not."""
-    with contextlib.suppress(lacking, KeyError, TypeError, ValueError):
+    try:
         return bool(way(asked))
-    return False
+    except (lacking, KeyError, TypeError, ValueError):
+        return False
