@@ -234,12 +234,12 @@ def _broken(number: int, followed: str, suites: Mapping[str, Any], before: Mappi
     fallen = [one for one in below if one["p_adjusted"] is None or one["p_adjusted"] < ALPHA]
     if fallen:
         fallen.sort(key=lambda one: one["difference"])
-        each = tuple(f"{one['name']}: {_change(one)}." for one in fallen)
+        each = tuple(f"{_named(one['name'])}: {_change(one)}." for one in fallen)
         return Answer(OTHER, BAD, "Yes", each, fallen[0]["name"], "bad")
     # A fall that chance explains among so many suites still says more than a wide interval around no change.
     worst = min(below or comparisons, key=lambda one: one["difference"])
     suites_text = f"{len(comparisons)} other suites" if len(comparisons) > 1 else "1 other suite"
-    says = [f"Worst of {suites_text}, {worst['name']}: {_change(worst)}."]
+    says = [f"Worst of {suites_text}, {_named(worst['name'])}: {_change(worst)}."]
     if below:
         says.append(f"Among {suites_text} chance explains such a fall (corrected p = {worst['p_adjusted']:.2f}).")
     if min(one["low"] for one in comparisons) > -LARGEST_FALL:
@@ -300,7 +300,15 @@ def _more_prompts(suite: str, suites: Mapping[str, Any]) -> str:
 
 def _phrase(answer: Answer) -> str:
     more = f" and {len(answer.says) - 1} more" if len(answer.says) > 1 else ""  # a sentence each
-    return _PHRASES.get((answer.question, answer.state)) or f"it broke {answer.suite}{more}"
+    others = answer.suite.endswith(NOT_OF_ANOTHER)
+    broke = "its replies give more values of other subjects" if others else f"it broke {answer.suite}"
+    return _PHRASES.get((answer.question, answer.state)) or broke + more
+
+
+def _named(suite: str) -> str:
+    """Return a suite's name in the tracker, in words if it says nothing to a reader."""
+    other = suite.endswith(NOT_OF_ANOTHER)
+    return f"replies without another subject's value, corpus {suite.split('/')[1]}" if other else suite
 
 
 # --- words ---------------------------------------------------------------------------------------------------

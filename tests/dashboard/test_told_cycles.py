@@ -36,7 +36,7 @@ TOLD = {
     ),
     "loops": ("it learnt; it kept its manners; it broke behaviour/no_loops", REJECT, ("good", "", "bad")),
     "others": (
-        f"it learnt; it kept its manners; it broke {OTHERS}", REJECT, ("good", "", "bad"),
+        "it learnt; it kept its manners; its replies give more values of other subjects", REJECT, ("good", "", "bad"),
     ),
 }  # fmt: skip
 
@@ -234,8 +234,9 @@ def test_manners_are_those_beyond_constant_replies_where_they_were_measured() ->
     ],
 )
 def test_the_worst_other_suite_is_told(rows: list[Any], before: tuple[Any, ...], state: str, suite: str) -> None:
-    other = told_of(ASKED, KEPT, *rows, before=before).answers[2]
-    assert (other.state, other.suite) == (state, suite)
+    judged = told_of(ASKED, KEPT, *rows, before=before)
+    assert (judged.answers[2].state, judged.answers[2].suite) == (state, suite)
+    assert ("it broke" in judged.headline or "its replies give" in judged.headline) == (state == "bad")
 
 
 def gate(decision: str, verdict: str) -> Event:
