@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from dashboard.markup import esc
+from db import cycle_answers
 from db.records import Score, interval_of, is_share
 
 DASH = "–"
@@ -21,12 +22,7 @@ def percent(value: float | None, digits: int = 1) -> str:
 
 def points(difference: float | None, digits: int = 1) -> str:
     """Format a difference of shares in percentage points, with its sign."""
-    if difference is None:
-        return DASH
-    shown = f"{abs(100 * difference):.{digits}f}"
-    if float(shown) == 0:
-        return "±0"
-    return f"{'+' if difference > 0 else '−'}{shown}"
+    return DASH if difference is None else cycle_answers.points(difference, digits)
 
 
 def share(score: Score | None, digits: int = 1) -> str:

@@ -205,8 +205,8 @@ def _kept(suite: str, suites: Mapping[str, Any], recovery: Mapping[str, Any]) ->
     if beyond is not None and (prompts := suites.get(suite)) is not None:
         says.append(f"Whole prompts of {suite}: {_change(prompts)}.")
     if (alone := recovery.get(name)) is not None:
-        between = f"{_points(alone['low'])} to {_points(alone['high'])}"
-        says.append(f"By the recovery alone: {_points(alone['difference'])} points ({between}).")
+        between = f"{points(alone['low'])} to {points(alone['high'])}"
+        says.append(f"By the recovery alone: {points(alone['difference'])} points ({between}).")
     if one["high"] < 0 and one["difference"] <= -MARGIN:
         return Answer(MANNERS, BAD, "No", tuple(says), suite, "bad")
     tone = "warn" if one["high"] < 0 else ""  # no colour without a loss that the interval shows
@@ -320,13 +320,14 @@ def _suites(recorded: Mapping[str, Any], against: str) -> dict[str, Mapping[str,
 
 
 def _change(one: Mapping[str, Any]) -> str:
-    interval = f"{_points(one['low'])} to {_points(one['high'])}, n = {one['n']:,}"
-    return f"{one['first']:.1%} → {one['second']:.1%}, {_points(one['difference'])} points ({interval})"
+    interval = f"{points(one['low'])} to {points(one['high'])}, n = {one['n']:,}"
+    return f"{one['first']:.1%} → {one['second']:.1%}, {points(one['difference'])} points ({interval})"
 
 
-def _points(value: float) -> str:
-    shown = f"{abs(100 * value):.1f}"
-    return "±0" if float(shown) == 0 else f"{'+' if value > 0 else '−'}{shown}"
+def points(difference: float, digits: int = 1) -> str:
+    """Format a difference of shares in percentage points, with its sign."""
+    shown = f"{abs(100 * difference):.{digits}f}"
+    return "±0" if float(shown) == 0 else f"{'+' if difference > 0 else '−'}{shown}"
 
 
 def _margin(margin: float) -> str:

@@ -580,7 +580,7 @@ def _knowledge(overview: Overview, row: CycleRow, recorded: Mapping[str, Any]) -
         for label, step in steps
         if step is not None
     ]
-    note = "Accuracy on questions about each corpus, for the last checkpoint of each cycle."
+    note = "Accuracy on all questions about each corpus that the last checkpoint of each cycle was asked."
     measured: Mapping[str, Any] = recorded.get("knowledge", {})
     transfer = measured.get("backward_transfer")
     # Recorded after the cycle was rejected or rolled back, it is that of the cycle before.

@@ -20,6 +20,7 @@ from evals.statistics import is_headline
 from pipelines.cycle import base_scope
 from pipelines.cycle_plan import check_recovery
 from pipelines.data.corpus_snapshot import ABOUT
+from pipelines.evaluation.acceptance import conclude
 from pipelines.evaluation.knowledge_figures import as_suites, knowledge_figures
 from pipelines.evaluation.stage import evaluate, measured
 from pipelines.evaluation.stored_results import newest
@@ -87,6 +88,7 @@ def run(
                 if not measured(session, checkpoint, asked):
                     evaluate(session, dataclasses.replace(asked, checkpoint=checkpoint.name), cycle=number)
                 made.append(checkpoint)
+            conclude(session, number)
             record = keep(session, arm, scenario, made, seed=seed, cycles=cycles, kept=kept, device=mid.device)
     return record
 

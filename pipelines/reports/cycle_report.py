@@ -268,7 +268,7 @@ def _knowledge(matrix: Mapping[str, Any]) -> Iterator[Block]:
     corpora = sorted({j for row in [*matrix["rows"], matrix["chance"]] for j in row}, key=int)
     rows = [("base", matrix["chance"])]
     rows += [(f"after cycle {n}", row) for n, row in zip(matrix["cycles"], matrix["rows"], strict=True)]
-    yield Heading(2, "Knowledge over time, asked as questions")
+    yield Heading(2, "Knowledge over time, on questions that all were asked")
     cells = tuple((label, *(_share(row.get(j)) for j in corpora)) for label, row in rows)
     yield Table(("", *(f"corpus {j}" for j in corpora)), cells)
     parts = [f"Known now, over all corpora: {_share(matrix['average'])}"]
@@ -358,7 +358,7 @@ def _share(value: float | None) -> str:
 
 
 def _points(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:+.1f}"
+    return "" if value is None else cycle_answers.points(value)
 
 
 def _p(value: float | None) -> str:
