@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from db import Tracker, queries
 from evals.paired_tests import compare, paired_difference
 from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.experiments.confirm import claims, judged, plan_text
@@ -294,6 +295,12 @@ def test_an_arm_is_run_once_and_its_record_stays(go: Go, tmp_path: Path) -> None
     made = go(cycles=2)
     assert [(c.cycle, c.kind) for c in made.checkpoints] == [(0, "base"), (1, "midtrained"), (2, "midtrained")]
     assert all(c.cost["trained"] > 0 for c in made.checkpoints[1:])
+    with Tracker(f"sqlite:///{tmp_path / 'w' / 'tracker.db'}", readonly=True) as tracker:
+        (experiment,) = queries.experiments(tracker.database)
+        overview = queries.overview(tracker.database, experiment.id)
+        rows = overview.cycles if overview else ()
+    judged = [row.cycle.details["evidence"]["compared_with"]["base"]["suites"] for row in rows]
+    assert [bool(suites) for suites in judged] == [True, True], "each cycle is compared with base"
     path = tmp_path / "kept" / "documents-seed-0.json"
     text = path.read_text()
     assert str(tmp_path) not in text, "a record travels: it names no place"
