@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -70,6 +71,11 @@ def esc(value: object) -> str:
     """Return any value as text with HTML escaped; changes of text direction in it end with it."""
     text = escape(str(value), quote=True)
     return text if text.isascii() else text + closing(text)
+
+
+def prose(sentence: str) -> str:
+    """Return a sentence as HTML, the commands in it, between backticks, as code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", esc(sentence))
 
 
 def exact(value: object) -> str:

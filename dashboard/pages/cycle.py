@@ -223,7 +223,7 @@ def _verdict(judged: Judged | None) -> str:
     if judged is None:
         return ""
     word = markup.chip(judged.verdict.word, judged.verdict.tone)
-    return f'<p class="verdict">The figures say: {word} {esc(judged.verdict.why)}</p>'
+    return f'<p class="verdict">The figures say: {word} {markup.prose(judged.verdict.why)}</p>'
 
 
 def _summary(source: Source, access: Access, overview: Overview, row: CycleRow, judged: Judged | None) -> str:

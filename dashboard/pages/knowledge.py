@@ -51,13 +51,15 @@ def text(source: Source, experiment: Experiment, asked: dict[str, str]) -> str:
     corpus = common.parse_number(asked.get("corpus"))
     if corpus not in corpora:
         corpus = row.cycle.number if row.cycle.number in corpora else corpora[-1]
-    outcome = asked.get("show", "learnt")
+    every = knowledge_answers.questions(database, row, corpus, overview.cycles)
+    # Without a choice the first tab that holds a question, since a cycle that taught nothing has an empty first one.
+    held = next((name for name in OUTCOMES if any(one.is_of(name) for one in every)), "all")
+    outcome = asked.get("show", held)
     outcome = outcome if outcome in OUTCOMES else "all"
     state: Asked = {
         "experiment": experiment.name, "cycle": row.cycle.number, "corpus": corpus, "show": outcome,
         "kind": asked.get("kind", ""), "search": asked.get("search", "").strip()[:200],
     }  # fmt: skip
-    every = knowledge_answers.questions(database, row, corpus, overview.cycles)
     shown = _page(overview, corpora, every, state, common.parse_number(asked.get("from")) or 0)
     return shown + _unanswerable(knowledge_answers.unanswerable(database, row, corpus))
 

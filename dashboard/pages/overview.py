@@ -143,7 +143,7 @@ def _summary(source: Source, overview: Overview, known: Mapping[int, Mapping[str
         name, number = overview.experiment.name, kept[-1].cycle.number
         decide = f'<a href="{esc(common.cycle_address(name, number))}">decide →</a>'
         verdict = f'<p class="verdict">{markup.chip(judged.verdict.word, judged.verdict.tone)} '
-        verdict += f"{esc(judged.verdict.why)} {decide}</p>"
+        verdict += f"{markup.prose(judged.verdict.why)} {decide}</p>"
         title, answers = esc(judged.headline), verdict + common.answers(name, number, judged)
     elif overview.base is not None and overview.base.scores != Scores():
         none = "No cycle was kept." if measured else "No cycle has made a checkpoint yet."
@@ -194,7 +194,7 @@ def _tiles(overview: Overview, figures: Mapping[int, Mapping[str, Any]]) -> list
     if base is not None and of_base.whole is not None:
         name, prompts = "Of base, beyond constant replies", f"; whole prompts {percent(of_base.whole)} ({note})"
         echo = base.scores.others.get(f"instruction_following/{ECHO}")
-        note = f"base {share(of_base.then)}, an echo {share(echo)}"
+        note = f"base {share(of_base.then)}" + (f", an echo {share(echo)}" if echo else "")
     note = f"{of_base.mismatch}: no share" if of_base.mismatch else note
     tone = _tone(of_base.now, of_base.then)  # of two intervals; the paired difference stands above
     known, before = overview.knowledge(now), overview.known_before(now.checkpoint)

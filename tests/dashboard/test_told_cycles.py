@@ -68,7 +68,8 @@ def test_each_case_is_told_first_on_both_pages_with_links_to_its_items(case: str
     )
     shown = cycle._show(source, Access(), Request())
     front = overview._refresh(source, None, Request())[3]
-    assert f'chip {judged.verdict.tone}">{verdict}</span>' in shown[4] and judged.verdict.why in shown[4]
+    why = re.sub("`(.+?)`", r"<code>\1</code>", judged.verdict.why)
+    assert f'chip {judged.verdict.tone}">{verdict}</span>' in shown[4] and why in shown[4]
     for page in (shown[2], front):
         assert judged.headline in page and page.count('<section class="told') == 3
         assert ">prompts no longer followed whole →<" in page and ("lost items" in page) == (case != "others")
@@ -281,6 +282,8 @@ def test_questions_stand_beside_every_answer_and_are_filtered(told: dict[str, So
     one = _page(source, "knowledge", {"show": "all", "search": "harbour/8.toml"})
     assert "1 question about corpus 1" in one and "Nothing matches" not in one
     assert "Nothing matches" in _page(source, "knowledge", {"search": "<b>no such"})
+    assert "Learnt: 65 questions" in _page(source, "knowledge", {})
+    assert "Never: 117 questions" in _page(told["nothing"], "knowledge", {}), "the first tab that holds a question"
     address, document = re.findall(r'<a href="knowledge\?([^"]+)">(page-[^<]+)</a> ', every)[0]
     asked = dict(QueryParams(address.replace("&amp;", "&")))
     assert (asked["show"], asked["search"], document) == ("all", "page-0.md", "page-0.md")
