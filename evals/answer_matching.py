@@ -176,8 +176,11 @@ def candidates_of(probes: Iterable[Probe]) -> dict[str, Candidates]:
     for kind, answers in by_kind.items():
         for name, part in _parts_of_kind(kind, sorted(answers, key=_draw_order)):
             texts = tuple(min(probe.answers[0].strip() for probe in answers[key]) for key in part)
-            for at, key in enumerate(part):
-                candidates |= {probe.id: Candidates(name, texts, _right(probe, texts, at)) for probe in answers[key]}
+            asked = [(at, probe) for at, key in enumerate(part) for probe in answers[key]]
+            # Texts are normalised once for all questions: one by one takes seconds for a thousand.
+            for (own, probe), right in zip(asked, contained(texts, [probe.answers for _, probe in asked]), strict=True):
+                others = (at for at, is_right in enumerate(right) if is_right and at != own)
+                candidates[probe.id] = Candidates(name, texts, (own, *others))
     return candidates
 
 
@@ -187,10 +190,6 @@ def _parts_of_kind(kind: str, keys: Sequence[str]) -> list[tuple[str, Sequence[s
     if parts == 1:
         return [(kind, keys)]
     return [(f"{kind} {part + 1}", keys[part::parts]) for part in range(parts)]
-
-
-def _right(probe: Probe, texts: Sequence[str], own: int) -> tuple[int, ...]:
-    return own, *(at for at, text in enumerate(texts) if at != own and contains(text, probe.answers))
 
 
 def _draw_order(key: str) -> bytes:

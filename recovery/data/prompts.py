@@ -157,13 +157,25 @@ def behaviour_prompts(
         prompts = load_prompts(user_file, problems=problems)
         return split_prompts(prompts, source=str(user_file), notes=problems)
     if model_folder is not None:
-        splits = _from_folder(Path(model_folder) / "suites", "the model's own suites")
+        splits = _of_model(folder := Path(model_folder) / "suites", _state(folder))
         if splits is not None:
             return splits
     return _composed("composer", count, seed)
 
 
 @functools.lru_cache(maxsize=2)  # a cycle's stages ask for the same ones again and again, which take seconds
+def _of_model(folder: Path, state: tuple[tuple[str, int, int], ...]) -> PromptSplits | None:
+    """Return the splits of a model's suites in the :func:`_state` of their folder. Nobody may change a prompt."""
+    return _from_folder(folder, "the model's own suites")
+
+
+def _state(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """Return the name, size in bytes and time of change of each file."""
+    files = ((path.name, path.stat()) for path in folder.glob("*"))
+    return tuple(sorted((name, facts.st_size, facts.st_mtime_ns) for name, facts in files))
+
+
+@functools.lru_cache(maxsize=2)
 def _composed(name: str, count: int, seed: int) -> PromptSplits:
     """Return the splits of a built-in composer's prompts. Shared by all who ask: nobody may change a prompt."""
     return split_prompts(COMPOSED[name](count, seed), source=f"the built-in {name}, seed {seed}")
