@@ -282,7 +282,8 @@ def launch_dashboard(
     address = f"http://{'127.0.0.1' if access.host == '0.0.0.0' else access.host}:{free}"
 
     def ready() -> None:
-        print(f"Dashboard at {address} (stop it with Ctrl-C)", flush=True)
+        moved = f"port {port} is in use. " if free != port else ""
+        print(f"{moved}Dashboard at {address} (stop it with Ctrl-C)", flush=True)
         if open_browser:
             webbrowser.open(address)
 

@@ -79,7 +79,8 @@ def gap_words(figures: Mapping[str, Any], corpus: str = POOLED) -> tuple[str, st
     """
     gap = figures.get(corpus, {}).get("gap_closed", {})
     if gap.get("value") is not None:
-        return f"{gap['value']:.0%} ({gap['low']:.0%} to {gap['high']:.0%})", ""
+        value, low, high = (f"{round(gap[key], 2) + 0.0:.0%}" for key in ("value", "low", "high"))  # -0.0 is 0
+        return f"{value} ({low} to {high})", ""
     reason = str(gap.get("undefined") or "").removeprefix(f"{NOT_MEASURED}: ")
     return ("not defined" if "base" in gap else NOT_MEASURED, reason) if reason else ("", "")
 

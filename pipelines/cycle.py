@@ -195,7 +195,8 @@ def _settle(session: Session, plan: CyclePlan, trained: Checkpoint, number: int)
         word = str(session.cycles()[number].decision).replace("_", " ")
         session.display.say(f"gate: cycle {number} was {word} meanwhile by someone else, so the gate decides nothing")
     elif decided is None:
-        words = f"cycle {number} is undecided: `recover accept {number}` or `recover reject {number}`"
+        commands = (f"`recover {word} {number} --why TEXT`" for word in ("accept", "reject"))
+        words = f"cycle {number} is undecided: {' or '.join(commands)}"
         if any(rule.rival is not None for rule in rules):
             options = " ".join(f"--rule '{rule.text}'" for rule in rules)
             words += f"; after votes on the dashboard's page Review: `recover gate {number} {options} --enter`"

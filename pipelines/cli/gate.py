@@ -99,10 +99,11 @@ def command(
             context.exit(STATUS[_ship(session, artifact, rules, given, alpha, enter, write, as_json)])
         if not number:
             raise UsageError("there is no cycle to judge yet: run `recover cycle --docs FOLDER`")
+        acceptance.check_trained(session, number)
         seen = acceptance.newest_decision(session, number)
         asked = acceptance.rules_of(rules or ("standard",), session)
         decision = acceptance.judge_cycle(session, asked, number, alpha=alpha)
-        about = next(iter(acceptance.references(session, asked, number)), "no checkpoint yet")
+        about = acceptance.references(session, asked, number)[0]
         running = queries.running_stage(session.tracker.database, session.experiment_id)
         so_far = "" if running is None else f", by what is recorded so far: {running.kind} is running"
         judged = acceptance.last_judgement(session, session.cycles()[number].id)

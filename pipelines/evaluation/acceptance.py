@@ -270,6 +270,13 @@ def references(session: Session, rules: Sequence[Rule], number: int) -> list[str
     return list(dict.fromkeys(checkpoint.name for checkpoint in checkpoints if checkpoint is not None))
 
 
+def check_trained(session: Session, number: int) -> None:
+    """Raise UsageError if a cycle has no checkpoint that could be judged, since its mid-training is not finished."""
+    cycle = _cycle(session, number)
+    if all(row.end is None for row in _rows(session) if row.cycle.id == cycle.id):
+        raise UsageError(f"cycle {number} has no checkpoint yet: there is nothing to judge")
+
+
 def newest_decision(session: Session, number: int) -> int:
     """Return the id of the newest decision about a cycle, 0 if there is none. Raises UsageError without the cycle."""
     decisions = queries.decisions(session.tracker.database, _cycle(session, number).id)

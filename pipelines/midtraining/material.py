@@ -330,7 +330,7 @@ def _first_names(names: Sequence[str]) -> str:
 def check_questions(session: Session, trial: bool, few: str) -> None:
     """Raise UsageError for what :func:`few_questions` found; of a trial, which decides nothing, only say it."""
     if few and not trial:
-        raise UsageError(few)
+        raise UsageError(few.replace(":\n- ", ": ", 1).replace("\n- ", "; or "))  # an error is one line
     if few:
         session.display.say_once(f"warning: {few}")
 

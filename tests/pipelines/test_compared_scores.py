@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from db import queries
 from db.cycle_evidence import current
-from pipelines.evaluation.acceptance import conclude
+from pipelines.evaluation.acceptance import check_trained, conclude
 from pipelines.runtime.session import Session
+from recovery.errors import UsageError
 from tests.recorded_stages import accept, made
 
 
@@ -63,6 +66,15 @@ def test_what_is_no_score_of_items_is_neither_compared_nor_makes_comparisons_old
     tracker.add_evaluation(end, "drift from cycle-1/midtrained", value=0.1, stderr=0.01, n=9)
     row = queries.overview(tracker.database, session.experiment_id).cycles[0]  # type: ignore[union-attr]
     assert current(tracker.database, row)["checkpoint"] == "cycle-1/recovered"
+
+
+def test_a_cycle_without_a_checkpoint_is_not_judged(session: Session) -> None:
+    """It is mid-training: a gate would compare base with itself."""
+    session.tracker.cycle(session.experiment_id, 1)
+    with pytest.raises(UsageError, match="cycle 1 has no checkpoint yet: there is nothing to judge"):
+        check_trained(session, 1)
+    made(session, 1)
+    check_trained(session, 1)
 
 
 def test_a_decision_is_stored_with_the_comparisons_and_scores_of_the_last_checkpoint(session: Session) -> None:

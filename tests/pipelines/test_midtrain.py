@@ -347,6 +347,7 @@ def test_a_cycle_whose_questions_are_too_few_stops_with_what_to_do(
     add = f"`recover probes review {docs / PROBES_FILE} --add MORE.jsonl` (a probes.jsonl of your own replaces"
     for remedy in (add if own else str(docs / PROBES_FILE), "--writer base", f"--fewest-questions {own}"):
         assert remedy in str(stop.value)
+    assert "\n" not in str(stop.value) and "--writer base`; or add yours" in str(stop.value)
     assert (", of no document, none of page.md. " in str(stop.value)) == (not own)
     example = str(stop.value).partition(".jsonl such as ")[2].partition("}")[0] + "}"
     assert from_record(json.loads(example)).form == "question"

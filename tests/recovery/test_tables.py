@@ -140,7 +140,7 @@ def test_no_two_rows_have_the_same_id(tmp_path, ids, expected):
 
 def test_the_column_is_guessed_or_named_and_in_doubt_refused(tmp_path):
     two = table(tmp_path / "two.parquet", a=["one"], b=["two"], n=[1])
-    assert refusal(two).endswith(f"which column holds the texts, a or b? Name it, as in {two}:a")
+    assert f"which column holds the texts, a or b? Name it, as in {two}:a; a table of facts" in refusal(two)
     assert texts(read(f"{two}:b")) == ["two"]
     assert "there is no column 'c'; the columns are a (string), b (string), n (int64)" in refusal(f"{two}:c")
     assert "the column 'n' holds int64, not text" in refusal(f"{two}:n")
@@ -163,7 +163,7 @@ def test_a_folder_is_read_with_its_tables_and_those_in_doubt_are_skipped(tmp_pat
     assert texts(corpus) == ["A page.", "A row.", "In a dataset."]
     assert corpus.report.files == 3
     skipped = {one.path: one.reason for one in corpus.report.skipped}
-    assert skipped["c.parquet"] == f"which column holds the texts, x or y? Name it, as in {tmp_path}:x"
+    assert skipped["c.parquet"].startswith(f"which column holds the texts, x or y? Name it, as in {tmp_path}:x; ")
     assert skipped["splits"].startswith("a dataset with the splits train, test: give one alone, as in")
     assert texts(read(f"{tmp_path}:y")) == ["A page.", "Two."]
     for source in (f"{tmp_path}:wrong", f"{tmp_path}/a.md:text"):

@@ -51,7 +51,10 @@ def _guess_column(table: Table, place: str) -> tuple[str, str]:
     if len(options) == 1:
         return options[0], " (by its name)" if by_name else " (the only one with text)"
     if options:
-        raise TableError(f"which column holds the texts, {' or '.join(options)}? Name it, as in {place}:{options[0]}")
+        raise TableError(
+            f"which column holds the texts, {' or '.join(options)}? Name it, as in {place}:{options[0]}; a table of "
+            f"facts has none: save it as .xlsx, whose sheets are read as tables"
+        )
     if table.called(CHAT_KEYS, LIST):
         raise TableError("chat, not documents (use it as --prompts)")
     raise TableError(f"no column holds text; the columns are {table.text()}")
