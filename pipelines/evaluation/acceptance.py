@@ -119,9 +119,12 @@ def _names_of(task: str) -> set[str]:
 
 
 def judge_cycle(
-    session: Session, rules: Sequence[Rule], number: int, *, alpha: float = 0.05, looks: int = 1
+    session: Session, rules: Sequence[Rule], number: int, *, alpha: float = 0.05, looks: int | None = None
 ) -> Decision:
     """Judge a cycle by its recorded evaluations; record the judgement as an event with the ids of those it used.
+
+    ``looks`` share ``alpha``; by default as many as in the cycle's newest judgement, so that a cycle whose gate looks
+    several times is not judged at another level afterwards.
 
     Enters no decision, and no event if the newest judgement of the cycle is the same. The votes that a rule is about
     are recorded as an evaluation first, so that later votes do not change what the judgement rests on.
@@ -133,11 +136,12 @@ def judge_cycle(
     check_source(rules)
     evaluations = gather(session, rules, number)
     measured = measured_by(session.tracker.database, evaluations)
+    last = last_judgement(session, cycle_id)
+    looks = looks or (1 if last is None else int(last.data.get("looks", 1)))
     decision = judge_all(rules, evidence_of(measured, number), alpha=alpha, looks=looks)
     judged_by = rules, decision, evaluations, number
     notes = [*_further(session, *judged_by), *_releases(session, *judged_by)]
     data = json_safe(decision.to_json() | {"evaluations": _evaluation_ids(*judged_by), NOTES: notes})
-    last = last_judgement(session, cycle_id)
     if last is None or last.data != data:  # a cycle that was killed after its judgement is judged again
         reason = f"cycle {number}: {decision.reason}"
         session.tracker.event(session.experiment_id, reason, kind=GATE, cycle_id=cycle_id, data=data)

@@ -8,7 +8,7 @@ import pytest
 
 from db import queries
 from db.cycle_evidence import current
-from pipelines.evaluation.acceptance import check_trained, conclude
+from pipelines.evaluation.acceptance import check_trained, conclude, judge_cycle, rules_of
 from pipelines.runtime.session import Session
 from recovery.errors import UsageError
 from tests.recorded_stages import accept, made
@@ -75,6 +75,16 @@ def test_a_cycle_without_a_checkpoint_is_not_judged(session: Session) -> None:
         check_trained(session, 1)
     made(session, 1)
     check_trained(session, 1)
+
+
+def test_a_cycle_is_judged_again_at_the_level_of_its_gate(session: Session) -> None:
+    end = made(session, 1)
+    items = [{"id": n, "prompt": f"p{n}", "response": "", "score": 1.0} for n in range(9)]
+    session.tracker.add_evaluation(end, "general", value=1.0, stderr=0.0, n=9, items=items)
+    rules = rules_of(["general >= 0.5"], session)
+    assert judge_cycle(session, rules, 1).looks == 1
+    assert judge_cycle(session, rules, 1, looks=4).looks == 4
+    assert judge_cycle(session, rules, 1).looks == 4
 
 
 def test_a_decision_is_stored_with_the_comparisons_and_scores_of_the_last_checkpoint(session: Session) -> None:
