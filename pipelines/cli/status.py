@@ -14,7 +14,7 @@ from recovery.workspace import PLAN, Workspace
 if TYPE_CHECKING:
     from db import Database
     from db.cycle_answers import Judged
-    from db.records import Overview
+    from db.records import Decision, Overview
 
 
 @click.command()
@@ -41,18 +41,24 @@ def show(workspace: Workspace, as_json: bool) -> Overview | None:
         rows = [] if overview is None else overview.cycles
         known = knowledge_of(registry.database, [row.cycle.id for row in rows])
         judged = [] if as_json else [cycle_answers.judged(registry.database, row) for row in rows]
-    words = _words([one for one in judged if one is not None])
+        decided = [] if as_json or not rows else queries.decisions(registry.database, rows[-1].cycle.id, limit=1)
+    words = _words([one for one in judged if one is not None], decided[0] if decided else None)
     common.emit(status, as_json, lambda: "\n\n".join(filter(None, (words, _text(overview, lines, known)))))
     return overview
 
 
-def _words(judged: list[Judged]) -> str:
-    """Return what the cycles' figures answer, as the dashboard's overview does: each in a line, the newest in full."""
+def _words(judged: list[Judged], decided: Decision | None) -> str:
+    """Return what the cycles' figures answer, as the dashboard's overview does: each in a line, the newest in full,
+    with its decision or, before one, what the figures say.
+    """
     if not judged:
         return ""
     lines = [one.headline for one in judged]
     lines += [f"  {answer.question} {answer.word}. {' '.join(answer.says)}" for answer in judged[-1].answers]
-    return "\n".join([*lines, f"The figures say: {judged[-1].verdict.word}. {judged[-1].verdict.why}"])
+    last = f"The figures say: {judged[-1].verdict.word}. {judged[-1].verdict.why}"
+    if decided is not None:
+        last = f"{decided.decision.replace('_', ' ').capitalize()} by {decided.who}: {decided.why}"
+    return "\n".join([*lines, last])
 
 
 def show_end(workspace: Workspace, as_json: bool) -> None:

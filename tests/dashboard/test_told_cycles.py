@@ -15,7 +15,7 @@ from dashboard.pages import cycle, knowledge, overview, samples
 from dashboard.tracker_source import Source
 from db import Tracker, cycle_answers, knowledge_answers, open_readonly
 from db.cycle_answers import ACCEPT, REJECT, UNDECIDED, Judged, concluded
-from db.records import NOT_OF_ANOTHER, Event
+from db.records import NOT_OF_ANOTHER, Decision, Event
 from pipelines.cli import status
 from pipelines.reports import cycle_report
 from pipelines.reports.document import Table
@@ -91,11 +91,13 @@ def test_the_worst_suite_leads_to_its_own_lost_items(told: dict[str, Source]) ->
 
 def test_the_status_says_in_words_what_the_overview_says(told: dict[str, Source]) -> None:
     judged = judged_of(told["loops"])
-    first, *lines = status._words([judged]).splitlines()
+    first, *lines = status._words([judged], None).splitlines()
     assert first == judged.headline
     assert [line.partition("? ")[0].strip() + "?" for line in lines[:3]] == [one.question for one in judged.answers]
     assert lines[2].startswith("  Did anything else break? Yes. behaviour/no_loops: 94.0%")
     assert lines[3] == f"The figures say: reject. {judged.verdict.why}"
+    rejected = Decision(1, 1, "rejected", "ada", "It loops.", {}, 0.0)
+    assert status._words([judged], rejected).splitlines()[-1] == "Rejected by ada: It loops."
 
 
 @pytest.mark.parametrize("case", ["good", "nothing"])
