@@ -53,7 +53,8 @@ def text(source: Source, experiment: Experiment, asked: dict[str, str]) -> str:
         corpus = row.cycle.number if row.cycle.number in corpora else corpora[-1]
     every = knowledge_answers.questions(database, row, corpus, overview.cycles)
     # Without a choice the first tab that holds a question, since a cycle that taught nothing has an empty first one.
-    held = next((name for name in OUTCOMES if any(one.is_of(name) for one in every)), "all")
+    counted = [one for one in every if CONTROL not in one.kinds]
+    held = next((name for name in OUTCOMES if any(one.is_of(name) for one in counted)), "all")
     outcome = asked.get("show", held)
     outcome = outcome if outcome in OUTCOMES else "all"
     state: Asked = {

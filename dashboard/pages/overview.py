@@ -194,7 +194,7 @@ def _tiles(overview: Overview, figures: Mapping[int, Mapping[str, Any]]) -> list
     if base is not None and of_base.whole is not None:
         name, prompts = "Of base, beyond constant replies", f"; whole prompts {percent(of_base.whole)} ({note})"
         echo = base.scores.others.get(f"instruction_following/{ECHO}")
-        note = f"base {share(of_base.then)}" + (f", an echo {share(echo)}" if echo else "")
+        note = f"base {share(of_base.then)}, an echo {share(echo)}"
     note = f"{of_base.mismatch}: no share" if of_base.mismatch else note
     tone = _tone(of_base.now, of_base.then)  # of two intervals; the paired difference stands above
     known, before = overview.knowledge(now), overview.known_before(now.checkpoint)

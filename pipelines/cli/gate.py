@@ -99,7 +99,6 @@ def command(
             context.exit(STATUS[_ship(session, artifact, rules, given, alpha, enter, write, as_json)])
         if not number:
             raise UsageError("there is no cycle to judge yet: run `recover cycle --docs FOLDER`")
-        acceptance.check_trained(session, number)
         seen = acceptance.newest_decision(session, number)
         asked = acceptance.rules_of(rules or ("standard",), session)
         decision = acceptance.judge_cycle(session, asked, number, alpha=alpha)

@@ -40,9 +40,10 @@ def show(workspace: Workspace, as_json: bool) -> Overview | None:
         lines = [] if as_json else [*_stage_lines(registry), *_service_lines(registry)]
         rows = [] if overview is None else overview.cycles
         known = knowledge_of(registry.database, [row.cycle.id for row in rows])
-        judged = [] if as_json else [cycle_answers.judged(registry.database, row) for row in rows]
-        decided = [] if as_json or not rows else queries.decisions(registry.database, rows[-1].cycle.id, limit=1)
-    words = _words([one for one in judged if one is not None], decided[0] if decided else None)
+        answers = [] if as_json else [(row, cycle_answers.judged(registry.database, row)) for row in rows]
+        judged = [(row, one) for row, one in answers if one is not None]
+        decided = queries.decisions(registry.database, judged[-1][0].cycle.id, limit=1) if judged else []
+    words = _words([one for _, one in judged], decided[0] if decided else None)
     common.emit(status, as_json, lambda: "\n\n".join(filter(None, (words, _text(overview, lines, known)))))
     return overview
 

@@ -130,6 +130,8 @@ def judge_cycle(
     are recorded as an evaluation first, so that later votes do not change what the judgement rests on.
     """
     cycle_id = _cycle(session, number).id  # before anything is recorded
+    if all(row.end is None for row in _rows(session) if row.cycle.id == cycle_id):  # else base is the last one
+        raise UsageError(f"cycle {number} has no checkpoint yet: there is nothing to judge")
     if queries.is_trial(session.tracker.database, session.experiment_id, cycle_id):
         raise UsageError(f"cycle {number} is {records.NO_DECISION} to judge it")
     _store_votes(session, rules, number)
@@ -137,7 +139,8 @@ def judge_cycle(
     evaluations = gather(session, rules, number)
     measured = measured_by(session.tracker.database, evaluations)
     last = last_judgement(session, cycle_id)
-    looks = looks or (1 if last is None else int(last.data.get("looks", 1)))
+    if looks is None:
+        looks = 1 if last is None else int(last.data.get("looks", 1))
     decision = judge_all(rules, evidence_of(measured, number), alpha=alpha, looks=looks)
     judged_by = rules, decision, evaluations, number
     notes = [*_further(session, *judged_by), *_releases(session, *judged_by)]
@@ -272,13 +275,6 @@ def references(session: Session, rules: Sequence[Rule], number: int) -> list[str
     rows = _rows(session)
     checkpoints = (_checkpoint(rows, need, number) for rule in rules for need in needs(rule, number))
     return list(dict.fromkeys(checkpoint.name for checkpoint in checkpoints if checkpoint is not None))
-
-
-def check_trained(session: Session, number: int) -> None:
-    """Raise UsageError if a cycle has no checkpoint that could be judged, since its mid-training is not finished."""
-    cycle = _cycle(session, number)
-    if all(row.end is None for row in _rows(session) if row.cycle.id == cycle.id):
-        raise UsageError(f"cycle {number} has no checkpoint yet: there is nothing to judge")
 
 
 def newest_decision(session: Session, number: int) -> int:

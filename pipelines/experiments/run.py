@@ -87,8 +87,8 @@ def run(
             for checkpoint in run_arm(session, arm, docs, number, mid, distill, student=start, tokens=tokens):
                 if not measured(session, checkpoint, asked):
                     evaluate(session, dataclasses.replace(asked, checkpoint=checkpoint.name), cycle=number)
+                    conclude(session, number)
                 made.append(checkpoint)
-            conclude(session, number)
             record = keep(session, arm, scenario, made, seed=seed, cycles=cycles, kept=kept, device=mid.device)
     return record
 

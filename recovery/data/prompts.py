@@ -171,7 +171,7 @@ def _of_model(folder: Path, state: tuple[tuple[str, int, int], ...]) -> PromptSp
 
 def _state(folder: Path) -> tuple[tuple[str, int, int], ...]:
     """Return the name, size in bytes and time of change of each file."""
-    files = ((path.name, path.stat()) for path in folder.glob("*"))
+    files = ((path.name, path.stat()) for path in folder.glob("*") if path.is_file())
     return tuple(sorted((name, facts.st_size, facts.st_mtime_ns) for name, facts in files))
 
 

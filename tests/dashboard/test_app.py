@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import re
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,8 @@ from dashboard.pages import __path__ as PATH
 from dashboard.tracker_source import Source
 from db import DatabaseError, MissingDatabaseError, Tracker
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 def test_a_taken_port_gives_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
@@ -32,6 +36,22 @@ def test_a_taken_port_gives_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(app, "PORTS_TRIED", 1)
         with pytest.raises(DatabaseError, match="no free port"):
             app.free_port("127.0.0.1", port)
+
+
+def test_a_dashboard_says_that_its_port_is_taken(tmp_path: Path) -> None:
+    with Tracker(tmp_path / "tracker.db") as tracker:
+        tracker.experiment("main")
+    serve = f"from dashboard.app import launch_dashboard as launch; launch({str(tmp_path / 'tracker.db')!r}, port="
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-c", f"{serve}{port})"]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            process.terminate()
+    assert line.startswith(f"port {port} is in use. Dashboard at http://127.0.0.1:")
 
 
 def test_a_host_that_is_not_of_this_machine_is_named() -> None:

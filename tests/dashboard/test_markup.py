@@ -39,12 +39,14 @@ def test_hostile_text_stays_text() -> None:
         markup.chip(HOSTILE, HOSTILE),
         markup.notice(HOSTILE, HOSTILE, [HOSTILE], tone=HOSTILE),
         markup.progress(3, 10, HOSTILE),
+        markup.prose(f"{HOSTILE}: `recover report {HOSTILE}`"),
     ]
     for piece in pieces:
         read = Reader(piece)
         assert read.tags <= KNOWN_TAGS
         assert not any(name.startswith("on") or name == "src" for name in read.attributes)
     assert HOSTILE in Reader(pieces[4]).words
+    assert markup.prose("Then `recover report 1`.") == "Then <code>recover report 1</code>."
 
 
 def test_the_header_says_where_one_is_and_keeps_the_experiment() -> None:

@@ -15,10 +15,12 @@ from dashboard.pages import cycle, knowledge, overview, samples
 from dashboard.tracker_source import Source
 from db import Tracker, cycle_answers, knowledge_answers, open_readonly
 from db.cycle_answers import ACCEPT, REJECT, UNDECIDED, Judged, concluded
-from db.records import NOT_OF_ANOTHER, Decision, Event
+from db.decisions import decide
+from db.records import NOT_OF_ANOTHER, Event
 from pipelines.cli import status
 from pipelines.reports import cycle_report
 from pipelines.reports.document import Table
+from recovery.workspace import Workspace
 from tests.dashboard.conftest import Request, newest, words
 from tests.dashboard.told_cycles import write
 
@@ -96,8 +98,20 @@ def test_the_status_says_in_words_what_the_overview_says(told: dict[str, Source]
     assert [line.partition("? ")[0].strip() + "?" for line in lines[:3]] == [one.question for one in judged.answers]
     assert lines[2].startswith("  Did anything else break? Yes. behaviour/no_loops: 94.0%")
     assert lines[3] == f"The figures say: reject. {judged.verdict.why}"
-    rejected = Decision(1, 1, "rejected", "ada", "It loops.", {}, 0.0)
-    assert status._words([judged], rejected).splitlines()[-1] == "Rejected by ada: It loops."
+
+
+def test_the_status_ends_with_the_decision_about_the_cycle_that_it_tells(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A cycle that has no checkpoint yet is not the one that it tells."""
+    decided = write(tmp_path / "tracker.db", "loops")
+    (tmp_path / "workspace.json").write_text('{"format": 1, "model": "miniature", "experiment": "loops"}')
+    with Tracker(tmp_path / "tracker.db") as tracker:
+        tracker.cycle(tracker.experiment("loops"), 2)
+        decide(tracker.database, decided, "rejected", who="ada", why="It loops.")
+    status.show(Workspace(tmp_path), as_json=False)
+    words = capsys.readouterr().out
+    assert "\nRejected by ada: It loops.\n" in words and "The figures say" not in words
 
 
 @pytest.mark.parametrize("case", ["good", "nothing"])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from db import Tracker
-from evals.beyond_constant import DETAIL, VERSION
+from evals.beyond_constant import DETAIL, ECHO, VERSION
 from evals.domain_pmi import SUITE
 from evals.open_book import OPEN_BOOK
 from pipelines.evaluation.acceptance import conclude
@@ -75,8 +75,9 @@ def _evaluate(tracker: Tracker, checkpoint: int, at: int, asked: Case, seed: int
     singles = [all(one["verdicts"].values()) for one in followed]
     beyond = {"value": sum(one["verdicts"]["length:words"] for one in followed) / len(followed), "stderr": 0.02,
               "n": len(followed)}  # fmt: skip
+    echo = beyond | {"value": 0.4}
     types = {f"id/{name}": beyond for name in ("length:words", "punctuation:no_comma")}
-    _add(tracker, checkpoint, "instruction_following", singles, followed, details={DETAIL: beyond, **types})
+    _add(tracker, checkpoint, "instruction_following", singles, followed, details={DETAIL: beyond, ECHO: echo, **types})
     for suite, shares, n in (
         ("behaviour/no_loops", asked.no_loops, 200), ("behaviour/refusal", (0.9, 0.88, 0.9), 160),
         ("general", (0.41, 0.4, 0.41), 400),

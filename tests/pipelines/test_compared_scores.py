@@ -8,7 +8,7 @@ import pytest
 
 from db import queries
 from db.cycle_evidence import current
-from pipelines.evaluation.acceptance import check_trained, conclude, judge_cycle, rules_of
+from pipelines.evaluation.acceptance import conclude, judge_cycle, rules_of
 from pipelines.runtime.session import Session
 from recovery.errors import UsageError
 from tests.recorded_stages import accept, made
@@ -71,10 +71,11 @@ def test_what_is_no_score_of_items_is_neither_compared_nor_makes_comparisons_old
 def test_a_cycle_without_a_checkpoint_is_not_judged(session: Session) -> None:
     """It is mid-training: a gate would compare base with itself."""
     session.tracker.cycle(session.experiment_id, 1)
+    rules = rules_of(["general >= 0.5"], session)
     with pytest.raises(UsageError, match="cycle 1 has no checkpoint yet: there is nothing to judge"):
-        check_trained(session, 1)
+        judge_cycle(session, rules, 1)
     made(session, 1)
-    check_trained(session, 1)
+    assert judge_cycle(session, rules, 1).decision == "undecided"
 
 
 def test_a_cycle_is_judged_again_at_the_level_of_its_gate(session: Session) -> None:
