@@ -18,6 +18,7 @@ from transformers import DynamicCache
 from recovery.errors import UsageError
 from recovery.models.lm_head import Head
 from recovery.models.loaded import Loaded
+from recovery.prompt_logprobs import ServerScores
 from recovery.rollouts.engine import Progress
 
 # Maximum number of logits in memory at once: 64 MB in float32 for any vocabulary.
@@ -50,7 +51,9 @@ def likelihoods(
     per batch; it does not change the scores. ``progress`` receives the numbers of finished requests and of tokens after
     each batch; an exception it raises ends the scoring.
     """
-    by_context, places = _by_context(requests, loaded.max_length)
+    server = loaded.server_scores
+    window = loaded.max_length if server is None else min(loaded.max_length, server.window)
+    by_context, places = _by_context(requests, window)
     scores: dict[tuple[Tokens, Tokens], Likelihood] = {}
     open_pairs = [len(pairs) for pairs in places]
     owners: dict[tuple[Tokens, Tokens], list[int]] = {}
@@ -59,7 +62,9 @@ def likelihoods(
             owners.setdefault(pair, []).append(index)
     with loaded.inference(), loaded.autocast():
         for group in _groups(by_context, token_budget):
-            group_scores = _score_group(loaded, group, token_budget)
+            group_scores = (
+                _score_group(loaded, group, token_budget) if server is None else _score_on_server(server, group)
+            )
             scores.update(group_scores)
             finished = 0
             for pair in group_scores:
@@ -114,6 +119,19 @@ def _groups(
             group.append((context, continuations))
             cost += price
         yield group
+
+
+def _score_on_server(
+    server: ServerScores, group: list[tuple[Tokens, list[Tokens]]]
+) -> dict[tuple[Tokens, Tokens], Likelihood]:
+    pairs = [(context, continuation) for context, continuations in group for continuation in continuations]
+    scored = {}
+    for pair, row in zip(pairs, server.of([context + continuation for context, continuation in pairs]), strict=True):
+        context, continuation = pair
+        targets = row[len(context) - 1 :]
+        greedy = all(one.ids[0] == token for one, token in zip(targets, continuation, strict=True))
+        scored[pair] = Likelihood(tuple(one.target for one in targets), greedy)
+    return scored
 
 
 def _score_group(

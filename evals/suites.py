@@ -157,7 +157,7 @@ def evaluate(
     questions (default: at most 64).
     """
     probes, texts = probes_by_corpus or {}, held_out or {}
-    if loaded.weightless:  # suites that need log-probabilities of a given text are not measured
+    if not loaded.can_score:  # suites that need log-probabilities of a given text are not measured
         probes = {corpus: _questions(corpus_probes) for corpus, corpus_probes in probes.items()}
         texts, general = {}, _questions(general)
     limits = corpus_limits({*probes, *texts, *(outdated or {})}, limit, earlier_limit)
@@ -322,7 +322,7 @@ def _evaluate_corpus(
     questions = sample_probes(_questions(probes), limit)
     if any(not probe.control for probe in questions):
         results.append(evaluation.ask(knowledge.ask, f"domain_knowledge/{corpus}", questions))
-        if not evaluation.loaded.weightless:
+        if evaluation.loaded.can_score:
             suite = f"{domain_pmi.SUITE}/{corpus}"
             result = evaluation.score(measure_answer_likelihood, suite, questions, probes=probes)
             results += [] if result is None else [result]

@@ -26,6 +26,7 @@ from recovery.models.gguf_files import read_header, sha256_of
 from recovery.models.gguf_files.header import CHECKPOINT, CONTENT_HASH, SUFFIX, Header
 from recovery.models.gguf_files.writing import ARCHITECTURES, Source, differing_folder, differing_weights
 from recovery.models.loaded import Loaded
+from recovery.prompt_logprobs import scores_of
 from recovery.rollouts.completion_cache import CachingEngine
 from recovery.rollouts.served_engine import (
     KEYS,
@@ -41,6 +42,7 @@ from recovery.rollouts.served_engine import (
 from recovery.workspace import Checkpoint
 
 _ADVICE = "start it again and repeat the command, which goes on from the answers it has"
+_SCORED = "The ferry leaves at 7:45."  # a text whose scores are asked for, to see whether there are any
 _RESTART_SECONDS = 2.0  # seconds: a server that we started and that ended does not come back
 
 
@@ -101,6 +103,8 @@ def serving(session: Session, source: Checkpoint, config: EvalConfig) -> Iterato
         _report_differences(session, checked, described, config)
         artifact = _registered(session, source, described, file)
         engine = ServedEngine(server, described, loaded.chat)
+        window = described.window or loaded.max_length
+        loaded.server_scores = scores_of(server, described.model, loaded.chat.encode(_SCORED), window)
         cached = CachingEngine.of(loaded, engine, content_hash=artifact.hash, cache=session.workspace.folder / "cache")
         yield Served(artifact, loaded, cached, checked)
 

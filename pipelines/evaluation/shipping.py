@@ -10,6 +10,8 @@ from typing import Any
 from db import Database, queries, records
 from db.artifacts import JUDGED, PREFIX, SERVICE, SHIPS, Artifact, artifacts, in_service
 from db.json_values import json_safe
+from db.knowledge_answers import LIKELIHOOD
+from db.records import kind_of
 from db.schema import DISCARDED
 from evals.acceptance import Decision, judge_all
 from evals.acceptance_rules import SOURCE, Rule, parse_rule
@@ -21,7 +23,7 @@ from recovery.errors import UsageError
 
 # Three points, as in the standard rules of a cycle: what serving may cost of what was accepted.
 RULES = (f"instructions >= {SOURCE} - 3", f"domain >= {SOURCE} - 3", f"general >= {SOURCE} - 3")
-NOT_MEASURED = "K: not measured: a server gives no log-probabilities of a given text"
+NOT_MEASURED = "K: not measured: it returns no log-probabilities of a given text"
 _LISTED = 25  # lost items of a suite that are stored with a judgement; all are counted
 
 
@@ -40,6 +42,11 @@ class Shipping:
         word, reason = SHIPS[self.decision.decision], self.decision.reason.removeprefix("undecided: ")
         return word if self.decision.decision == "accept" else f"{word}: {reason}"
 
+    @property
+    def not_measured(self) -> list[str]:
+        """One line if no likelihood of answers was compared, else none."""
+        return [] if any(kind_of(one["name"]) == LIKELIHOOD for one in self.compared) else [NOT_MEASURED]
+
     def to_json(self) -> dict[str, Any]:
         """Return plain values, as recorded."""
         return json_safe(
@@ -51,7 +58,7 @@ class Shipping:
                 "compared": self.compared,
                 "lost": {suite: lost[:_LISTED] for suite, lost in self.lost.items()},
                 "lost_counts": {suite: len(lost) for suite, lost in self.lost.items()},
-                "not_measured": [NOT_MEASURED],
+                "not_measured": self.not_measured,
             }
         )
 

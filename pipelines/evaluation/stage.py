@@ -128,9 +128,10 @@ def _model(
 ) -> Iterator[tuple[Loaded, CachingEngine]]:
     """Yield what is measured: a checkpoint with its weights, or what is served, without any."""
     if served is not None:
-        session.display.say(
-            "not measured: stored knowledge, K and bits per byte: a server gives no log-probabilities of a given text"
-        )
+        if not served.loaded.can_score:
+            session.display.say(
+                "not measured: stored knowledge, K and bits per byte: it returns no log-probabilities of a given text"
+            )
         yield served.loaded, served.engine
         return
     with session.at_once(f"loading {checkpoint.name}"):
@@ -287,7 +288,7 @@ def _extra(
                 progress=progress,
             )
         )
-    if loaded.weightless:
+    if not loaded.can_score:
         return results
     if inputs.texts:
         show(UNRELATED, 0, len(inputs.texts), 0)

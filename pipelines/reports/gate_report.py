@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 from db.cycle_evidence import rule_row
 from db.records import INSTRUCTIONS
 from evals.acceptance import Decision
-from pipelines.evaluation.shipping import NOT_MEASURED, Shipping
+from pipelines.evaluation.shipping import Shipping
 from pipelines.reports.document import Heading, Paragraph, Table, printable, to_markdown
 
 _WIDTH = 90  # characters of a prompt
@@ -64,7 +64,12 @@ def shipping_lines(shipping: Shipping) -> list[str]:
             which = f" [{', '.join(one['instructions'])}]" if one["instructions"] else ""
             lines.append(f"  {shorten(one['prompt'], _WIDTH, placeholder=' ...')}{which}")
         lines += [f"  and {len(lost) - SHOWN} more (--json)"] if len(lost) > SHOWN else []
-    return [*lines, NOT_MEASURED, f"{artifact.checkpoint.name}: {shipping.verdict}", f"({shipping.decision.method})"]
+    return [
+        *lines,
+        *shipping.not_measured,
+        f"{artifact.checkpoint.name}: {shipping.verdict}",
+        f"({shipping.decision.method})",
+    ]
 
 
 def points_line(compared: Mapping[str, Any]) -> str:

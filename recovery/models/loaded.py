@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from peft import PeftModel
@@ -25,6 +25,9 @@ from recovery.models.adapters import merge_adapter
 from recovery.models.chat_template import ChatFormat
 from recovery.models.folder_check import ADAPTER_CONFIG
 from recovery.models.lm_head import Head, decoder
+
+if TYPE_CHECKING:
+    from recovery.prompt_logprobs import ServerScores
 
 # The router of a mixture of experts, and the loss that keeps its experts evenly used.
 #
@@ -76,7 +79,7 @@ class Loaded:
     ``sharded`` is set if its layers are sharded over several processes, ``gathered`` while this process has all of them
     even so (:meth:`unsharded`); ``state`` holds its weights after
     :meth:`gather_state`. ``trained_rows`` marks the entries of the vocabulary whose rows of the embeddings are trained,
-    if not all are.
+    if not all are. ``server_scores`` scores texts where a server has the weights.
     """
 
     model: Any
@@ -90,6 +93,7 @@ class Loaded:
     gathered: bool = False
     state: dict[str, torch.Tensor] | None = None
     trained_rows: torch.Tensor | None = None
+    server_scores: ServerScores | None = None
 
     @functools.cached_property
     def core(self) -> Any:
@@ -123,9 +127,9 @@ class Loaded:
         return self._head.vocabulary
 
     @property
-    def weightless(self) -> bool:
-        """Whether it has no weights to score with, since a server answers for it."""
-        return bool(next(self.model.parameters()).is_meta)
+    def can_score(self) -> bool:
+        """Whether it can score a given text: by its weights, or by a server that returns log-probabilities."""
+        return self.server_scores is not None or not next(self.model.parameters()).is_meta
 
     @property
     def max_length(self) -> int:

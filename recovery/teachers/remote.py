@@ -7,51 +7,33 @@ divergences top_k (with one bucket for the rest) and sampled.
 from __future__ import annotations
 
 import contextlib
-import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from threading import Event
 from typing import Any
 
 import torch
 
 from recovery.batching import Batch
-from recovery.errors import ServerError, UsageError, first_line
+from recovery.errors import ServerError, UsageError
 from recovery.inference_server import (
     InferenceServer,
     NotOffered,
-    ask_all,
-    check_model,
-    log_probability,
     response_of,
     served_model,
     window_of,
 )
 from recovery.models.chat_template import ChatFormat
+from recovery.prompt_logprobs import Entries, ask_positions, entries
 from recovery.teachers.teacher import Identity, Teacher
 
-_PROMPTS, _REQUESTS = 16, 8  # prompts per request, and concurrent requests
 _WORDS = 256  # entries of the vocabulary whose ids are compared
 _PROBE = 8  # tokens whose scores identify a model independently of its name
-_FIXED_BYTES, _ENTRY_BYTES = 2**20, 512  # of a response, and of one entry in it: more than vLLM sends
 _GAP = 5.0  # seconds without a response in which a server may have been exchanged
 _SAME = 0.1  # nats: tolerance for rounding
-_MOST = 1.01  # sum of a distribution, with rounding
 _TEXTS = (
     "The ferry leaves at 7:45 a.m.; return tickets cost 12.50 EUR.\n\n\tTwo  spaces, then a line.",
     "def double(value):\n    return value * 2  # doubles",
     "Zürich, façade, naïve — 東京, Москва, \U0001f6a2",
 )
-
-
-@dataclass(frozen=True)
-class Entries:
-    """Token ids and log-probabilities at one position, most likely first, and the log-probability of the target."""
-
-    ids: list[int]
-    logprobs: list[float]
-    target: float
 
 
 class RemoteTeacher(Teacher):
@@ -126,7 +108,7 @@ class RemoteTeacher(Teacher):
         """Return the log-probabilities of a few tokens of a fixed text."""
         ids = self._tokenizer(_TEXTS[0], add_special_tokens=False)["input_ids"][:_PROBE]
         count = max(1, self._count)
-        [positions] = self._ask([ids], count)
+        [positions] = ask_positions(self.server, self.model, [ids], count)
         with response_of(self.server.address):
             return [entries(position, token, 1).target for position, token in zip(positions[1:], ids[1:], strict=True)]
 
@@ -165,31 +147,13 @@ class RemoteTeacher(Teacher):
             )
         if time.monotonic() - self._answered > _GAP:
             self.check_again()
-        parts = [ids[start : start + _PROMPTS] for start in range(0, len(ids), _PROMPTS)]
-        responses = ask_all(lambda part, given_up: self._ask(part, count, given_up), parts, _REQUESTS)
+        positions = dict(zip(order, ask_positions(self.server, self.model, ids, count), strict=True))
         self._answered = time.monotonic()
-        positions = dict(zip(order, (scores_of_row for part in responses for scores_of_row in part), strict=True))
         with response_of(self.server.address):
             return [
                 entries(positions[row][position], int(token), count)
                 for row, position, token in zip(rows, at, batch.targets_N.tolist(), strict=True)
             ]
-
-    def _ask(self, prompts: Sequence[Sequence[int]], count: int, given_up: Event | None = None) -> list[list[Any]]:
-        """Return the server's log-probabilities at every position of each prompt."""
-        body = {
-            "model": self.model,
-            "prompt": [list(prompt) for prompt in prompts],
-            "max_tokens": 1,
-            "temperature": 0.0,
-            "prompt_logprobs": count,
-            "return_token_ids": True,
-        }
-        most = _FIXED_BYTES + _ENTRY_BYTES * (count + 2) * sum(map(len, prompts))
-        answer = self.server.post("/v1/completions", body, given_up=given_up, most=most)
-        with response_of(self.server.address):
-            check_model(answer, self.model)
-            return parse_positions(answer, prompts)
 
     def _check_tokens(self) -> None:
         """Raise UsageError if the server tokenizes text differently: scores would belong to other tokens."""
@@ -221,47 +185,3 @@ class RemoteTeacher(Teacher):
                 f"{self.server.address} has no /tokenize, so its tokens cannot be compared with the student's: "
                 f"serve the teacher with vLLM"
             ) from error
-
-
-def parse_positions(answer: Any, prompts: Sequence[Sequence[int]]) -> list[list[Any]]:
-    """Return the log-probabilities at each position of each prompt, in order; None at the first position.
-
-    Raise ServerError if a result is missing or belongs to other tokens than were sent.
-    """
-    try:
-        choices = sorted(answer["choices"], key=lambda choice: int(choice["index"]))
-        positions = [list(choice["prompt_logprobs"]) for choice in choices]
-        prompt_ids = [choice.get("prompt_token_ids") for choice in choices]
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise ServerError("the teacher's response has no prompt_logprobs: serve it with vLLM") from error
-    if [len(row) for row in positions] != [len(prompt) for prompt in prompts]:
-        raise ServerError("the teacher's response has another number of tokens than were sent: serve it with vLLM")
-    if any(ids is not None and ids != list(prompt) for ids, prompt in zip(prompt_ids, prompts, strict=True)):
-        raise ServerError("the teacher read other tokens than were sent: check for a proxy that changes requests")
-    return positions
-
-
-def entries(position: Any, target: int, count: int) -> Entries:
-    """Return ``count`` entries at one position, including the target token.
-
-    The server returns the ``count`` most likely tokens and, if it is not one of them, the target, which then replaces
-    the least likely. All other tokens are one bucket of the divergence. Raise ServerError if an entry is missing, or
-    if the entries are no distribution.
-    """
-    try:
-        raw = {int(token): entry["logprob"] for token, entry in position.items()}
-        logprob = float(raw[target])
-    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-        raise ServerError(f"the teacher's response has no log-probability of token {target}") from error
-    try:
-        logprobs = {token: log_probability(value) for token, value in raw.items()}
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ServerError(f"the teacher's scores are not sound: {first_line(error)}; check the served model") from error
-    if (total := math.fsum(map(math.exp, logprobs.values()))) > _MOST:
-        raise ServerError(f"the teacher's probabilities at a token sum to {total:.3g}: check the served model")
-    del logprobs[target]
-    others = sorted(logprobs.items(), key=lambda item: (-item[1], item[0]))[: count - 1]
-    if len(others) < count - 1:
-        raise ServerError(f"the teacher returned {len(others) + 1} entries at a token, not {count}")
-    chosen = sorted([(target, logprob), *others], key=lambda item: -item[1])
-    return Entries([token for token, _ in chosen], [value for _, value in chosen], logprob)

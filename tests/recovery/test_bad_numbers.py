@@ -22,9 +22,9 @@ from recovery.losses.config import LossConfig
 from recovery.losses.objective import MAIN_TEACHER, DistillationObjective
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
+from recovery.prompt_logprobs import entries
 from recovery.rewards import judged
 from recovery.rollouts.engine import Completion, Sampling, check_completion
-from recovery.teachers.remote import entries
 from recovery.teachers.teacher import LocalTeacher
 from recovery.training.interfaces import StepBatch, TrainSettings
 from recovery.training.loop import train

@@ -18,9 +18,10 @@ from recovery.engines import check_address, is_address
 from recovery.errors import ServerError, UsageError
 from recovery.inference_server import InferenceServer, NotOffered, ask_all, check_model, served_model, window_of
 from recovery.models.chat_loading import load_chat
+from recovery.prompt_logprobs import entries, parse_positions
 from recovery.rollouts.engine import Completion
 from recovery.rollouts.vllm_server_engine import parse_completion
-from recovery.teachers.remote import RemoteTeacher, entries, parse_positions
+from recovery.teachers.remote import RemoteTeacher
 from tests.http_json import address_of, serve_json, stop
 from tests.torture.misbehaving import Server, serving
 

@@ -19,9 +19,9 @@ from safetensors.torch import load_file, save_file
 
 from recovery.errors import RecoveryError
 from recovery.models.loading import load_model
+from recovery.prompt_logprobs import entries, parse_positions
 from recovery.rollouts import vllm_server_engine
 from recovery.rollouts.engine import check_completion
-from recovery.teachers.remote import entries, parse_positions
 from tests.models import make_tiny
 from tests.torture.outcome import Outcome, numbers
 
