@@ -61,7 +61,7 @@ def likelihoods(
         for pair in pairs:
             owners.setdefault(pair, []).append(index)
     with loaded.inference(), loaded.autocast():
-        for group in _groups(by_context, token_budget):
+        for group in _groups(by_context, token_budget, equal=server is None):
             group_scores = (
                 _score_group(loaded, group, token_budget) if server is None else _score_on_server(server, group)
             )
@@ -100,19 +100,19 @@ def _by_context(
 
 
 def _groups(
-    by_context: dict[Tokens, dict[Tokens, None]], token_budget: int
+    by_context: dict[Tokens, dict[Tokens, None]], token_budget: int, *, equal: bool
 ) -> Iterator[list[tuple[Tokens, list[Tokens]]]]:
-    """Yield groups of contexts of equal length that fit the budget with all their continuations."""
+    """Yield groups of contexts, of ``equal`` length if so, that fit the budget with all their continuations."""
     by_length: dict[int, list[Tokens]] = {}
     for context in by_context:
-        by_length.setdefault(len(context), []).append(context)
-    for length, contexts in sorted(by_length.items(), reverse=True):
+        by_length.setdefault(len(context) if equal else 0, []).append(context)
+    for _, contexts in sorted(by_length.items(), reverse=True):
         group: list[tuple[Tokens, list[Tokens]]] = []
         cost = 0
         for context in contexts:
             continuations = list(by_context[context])
             # Every row after the cache needs a copy of the context's keys, which counts towards the budget.
-            price = length + sum(len(c) - 1 for c in continuations) + length * len(continuations) // 4
+            price = len(context) + sum(len(c) - 1 for c in continuations) + len(context) * len(continuations) // 4
             if group and cost + price > token_budget:
                 yield group
                 group, cost = [], 0
