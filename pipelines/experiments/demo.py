@@ -73,7 +73,7 @@ SHORT_SCENARIO = replace(
         "recover demo",
         {
             "midtrain": {"schedule": "cosine"},
-            "distill": {"steps": 80},
+            "distill": {"steps": 75},
             "eval": {"limit": 500, "earlier_limit": 300},
         },
     ),
