@@ -34,9 +34,10 @@ from pipelines.evaluation.knowledge_figures import KnowledgeMatrix, knowledge_fi
 from pipelines.evaluation.plan import GENERAL
 from pipelines.evaluation.stored_results import JUDGING, asked_prompts, items_of, newest, other_release
 from pipelines.runtime.session import Session
-from recovery.config import EvalConfig
+from recovery.config import EvalConfig, build
 from recovery.data.prompts import behaviour_prompts
 from recovery.errors import UsageError, printable
+from recovery.settings import flag_of
 from recovery.text_files import read_text
 
 # Three points, not a share of base: the error of a difference hardly depends on base's score, so that a student as good
@@ -200,9 +201,17 @@ def _further(
         if composed and has == math.inf:
             prompts = behaviour_prompts(session.base.path, seed=settings[0].get("seed", 0)).test
             has = sum(map(can_be_judged, prompts))
-        names = [f"`recover eval {name} --limit {wanted}`" for name in references(session, [rule], number)]
+        flags = f"--limit {wanted}{_lengths(session, settings[0])}"
+        names = [f"`recover eval {name} {flags}`" for name in references(session, [rule], number)]
         asking = f": {' and '.join(names)}, then `recover gate {number}` again"
         yield takes + (f", and there are {has:,}: the decision is yours" if has < wanted else asking)
+
+
+def _lengths(session: Session, asked: Mapping[str, Any]) -> str:
+    """Return the flags of the lengths of answers that an evaluation had and `recover eval` alone would not have."""
+    usual = vars(build(EvalConfig, {}, session.recipe))
+    names = [name for name in ("max_new_tokens", "question_tokens") if asked.get(name, usual[name]) != usual[name]]
+    return "".join(f" {flag_of(EvalConfig, name)} {asked[name]}" for name in names)
 
 
 def _releases(

@@ -343,7 +343,8 @@ def test_a_judgement_says_how_more_items_are_asked(
     session: Session, midtrained: Checkpoint, limits: tuple[int | None, ...], suite: str, words: str
 ) -> None:
     for checkpoint, wrong, limit in zip((session.base, midtrained), (0, 2), limits, strict=True):
-        with running(session, "evaluate", EvalConfig(limit=limit), student=checkpoint) as stage:
+        config = EvalConfig(limit=limit, max_new_tokens=64)
+        with running(session, "evaluate", config, student=checkpoint) as stage:
             scores = [0.0] * wrong + [1.0] * ((limit or 30) - wrong)
             record_result(
                 session, stage.recorder, checkpoint, answered("arc_easy" if "arc" in suite else suite, *scores)
@@ -357,7 +358,7 @@ def test_a_judgement_says_how_more_items_are_asked(
     (note,) = notes(judged)
     wanted = 30 + verdict.more
     assert note.startswith(f"{suite} >= base - 10: that takes some {wanted} questions") and note.endswith(words)
-    commands = [f"recover eval {name} --limit {wanted}" for name in ("cycle-1/midtrained", "base")]
+    commands = [f"recover eval {name} --limit {wanted} --max-new-tokens 64" for name in ("cycle-1/midtrained", "base")]
     assert all(one in note for one in commands) == (limits != (None, None))
 
 
