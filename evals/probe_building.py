@@ -27,7 +27,7 @@ from recovery.data.corpus.facts.fact import Fact, Stated
 from recovery.data.corpus.near_misses import NearMiss, near_misses, present
 from recovery.data.corpus.sentences import Sentence, plain_text, sentences, side
 from recovery.data.corpus.text import NUMBER_WORDS, normalise, share, spaced, without_format, word_count
-from recovery.data.document_questions import ProbeGuard, place_of, question_words, wh_question
+from recovery.data.document_questions import ProbeGuard, place_of, question_words, unit_of, wh_question
 from recovery.types import Probe, Prompt
 
 _NEIGHBOURS = 200
@@ -252,6 +252,8 @@ def statement_probe(gap: Gap) -> Probe | None:
         return None
     text = f'According to "{place_of(gap.sentence)}", {question} Answer as briefly as you can.'
     answers = (gap.answer, *_other_spellings(gap.answer))
+    if "how many" in question:
+        answers += tuple(f"{answer}{unit_of(gap)}" for answer in answers)
     return _probe("question", text, answers, gap.sentence, (gap.kind, STATEMENT))
 
 

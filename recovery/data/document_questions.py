@@ -43,7 +43,23 @@ _CLAUSES = words("if when that which who because while then there is are was wer
 _IRREGULAR = words("built made held kept sent set written run led known given sold bought found taught")
 _COPULA = re.compile(rf"{_SUBJECT} {_BE} $")
 _NAMED = re.compile(rf"{_SUBJECT} {_BE} (called|named|known as) $")
-_PASSIVE = re.compile(rf"{_SUBJECT} {_BE} ([a-z]+)((?: [a-z]+)?) (in|on|at|from|by|for|to|with|after) $")
+_PASSIVE = re.compile(rf"{_SUBJECT} {_BE} ([a-z]+)((?: [a-z]+)?) (in|on|at|from|by|for|to|with|after|through|via) $")
+_PLACE = re.compile(rf"{_SUBJECT} {_BE} (?:located |based )?(?:in|at) $")
+# A number with a unit, or behind what it numbers, can be asked for where it stands: "Leave lasts how many weeks?"
+_UNIT = re.compile(
+    r" (?:(?!and|or|of|to|in|is|are|was|has)[a-z]+ )?"
+    r"(?:(?!was|has|does)[a-z]{2,}(?<![iu]s)(?<!ss)s|percent|people)(?=[ .,!])"
+)
+_LABELS = "port floor room version level page chapter line building gate platform terminal zone tier phase stage"
+_NUMBERED = re.compile(rf"(?P<start>.* )(?P<label>{_LABELS.replace(' ', '|')}|extension|form|article|section|channel) ")
+_NOT_BEFORE = words("and or between first last next previous other another which that whose")
+_UNSOUND = re.compile(
+    r"\b(?:not|no|never|if|when|once|while|unless|whether|unlike|suppose|assume|imagine|example|e\.g|see)\b"
+    r"|[:;?()\[\]<>|=`\"“]",
+    re.IGNORECASE,
+)
+_YEAR = re.compile(r"1[5-9]\d\d|20\d\d")
+_LONGEST_ASKED = 25  # words
 
 
 def cloze(gap: Gap) -> str:
@@ -74,6 +90,15 @@ def place_of(sentence: Sentence) -> str:
 def wh_question(gap: Gap) -> str | None:
     """Return the sentence as a question ("The port is 8443." -> "what is the port?"), or None if it is not simple."""
     before, after = plain_text(gap.before) + " ", plain_text(gap.after)
+    if question := _inverted(gap, before, after):
+        return question
+    if gap.kind != "number" or language_of(gap.sentence.plain) != english():
+        return None
+    return _in_place(before, gap.answer, f" {after}" if gap.after[:1].isspace() else after)
+
+
+def _inverted(gap: Gap, before: str, after: str) -> str | None:
+    """Return the question for a value at the end of a sentence, with the verb first."""
     if after not in (".", "!") or re.search(r"\b(?:not|no|never)\b", before):
         return None
     if match := _NAMED.fullmatch(before):
@@ -83,13 +108,43 @@ def wh_question(gap: Gap) -> str | None:
         subject = _subject(match[1])
         pronoun = "who or what" if gap.kind == "name" else "what"
         return f"{pronoun} {match[2]} {subject}?" if subject else None
+    if gap.kind == "name" and (match := _PLACE.fullmatch(before)):
+        subject = _subject(match[1])
+        return f"where {match[2]} {subject}?" if subject else None
     if (match := _PASSIVE.fullmatch(before)) and (match[3].endswith("ed") or match[3] in _IRREGULAR):
         subject = _subject(match[1])
-        year = gap.kind == "number" and re.fullmatch(r"1[5-9]\d\d|20\d\d", gap.answer) and match[5] == "in"
+        year = gap.kind == "number" and _YEAR.fullmatch(gap.answer) and match[5] == "in"
         pronoun_of_place = "what year" if year else "what"
         pronoun_of_place = "whom or what" if match[5] == "by" else pronoun_of_place
         return f"{match[5]} {pronoun_of_place} {match[2]} {subject} {match[3]}{match[4]}?" if subject else None
     return None
+
+
+def unit_of(gap: Gap) -> str:
+    """Return the unit after a number, with the space between them; "" if there is none."""
+    unit = _UNIT.match(f" {plain_text(gap.after)}") if gap.after[:1].isspace() else None
+    return unit[0] if unit else ""
+
+
+def _in_place(before: str, answer: str, after: str) -> str | None:
+    """Return the sentence with "how many" or "which" for its number: "Hotels cost up to how many euros a night?"."""
+    earlier = before.split()
+    text = f"{before}{after}"
+    if len(earlier) < 2 or earlier[0].lower() in _NO_SUBJECT or len(text.split()) > _LONGEST_ASKED:
+        return None
+    if not after.endswith((".", "!")) or _UNSOUND.search(text) or re.search(r"(?<!\bup) to $", before):
+        return None
+    if numbered := _NUMBERED.fullmatch(before):
+        asked = f"{numbered['start'].removesuffix('the ')}which {numbered['label']}{after}"
+    elif _UNIT.match(after) and not _YEAR.fullmatch(answer) and not _NOT_BEFORE & {earlier[-1].lower()}:
+        if _DETERMINERS & {word.lower() for word in earlier[-2:]}:  # "the main two servers"
+            return None
+        asked = f"{before}how many{after}"
+    else:
+        return None
+    first = asked.split(" ", 1)[0]
+    start = first.lower() if first.lower() in _DETERMINERS else first
+    return f"{start}{asked[len(first) :].rstrip('.!')}?"
 
 
 def _subject(text: str) -> str | None:

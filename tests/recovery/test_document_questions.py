@@ -127,7 +127,7 @@ def test_a_number_with_spaces_is_asked_for_as_one() -> None:
     wrong = distractors(vocabulary, gap, 5, 0)
     assert len(wrong) == 5 and all(re.fullmatch(r"[1-9]\d \d{3}", one) for one in wrong)
     question = _question(gap, random.Random(0), english())
-    assert "____ crates a day" in question
+    assert "how many crates a day" in question
     assert canonical("10 000") == canonical("10,000") == canonical("10000")
 
 
@@ -318,6 +318,15 @@ def test_distractors_have_the_kind_of_the_answer(corpus):
         ("The boats wait for the ferry to ", "Rostvik", ".", None),
         ("The port of the system is not ", "8443", ".", None),
         ("The port of the system is ", "8443", " in all offices.", None),
+        ("The data centre is in ", "Rostvik", ".", "where is the data centre?"),
+        ("Hotels may cost up to ", "140", " euros a night.", "Hotels may cost up to how many euros a night?"),
+        ("The gateway listens on port ", "8443", ".", "the gateway listens on which port?"),
+        ("All employees get ", "28", " calendar days.", "all employees get how many calendar days?"),
+        ("The main ", "28", " offices close at noon.", None),
+        ("The offices close for 12 to ", "28", " days.", None),
+        ("The offices close for ", "28", " days if nobody comes.", None),
+        ("The first office opened in May ", "1998", " and was small.", None),
+        ("Le congé de chaque employé dure ", "28", " jours par an.", None),
     ],
 )
 def test_simple_sentences_are_turned_into_questions(before, answer, after, question):
