@@ -224,12 +224,12 @@ _ALL = (
         _TWO | {"knowledge_share": 0.5, "tuning": "lora"},
     ),
     Arm(
-        "kl-replay-blend-recovery",
-        "30% replay by KL, then the recovery of blend-questions-recovery: from 80% of the change, 90 steps",
-        "kl-replay, then blend-questions-recovery",
-        {"replay": 0.3, "replay_loss": "kl"},
+        "half-rate-recovery",
+        "kl-replay-recovery with half the rate in mid-training",
+        "what limits a recovery: docs/log.md, 1 December; the rest as kl-replay-recovery",
+        {"replay": 0.3, "replay_loss": "kl", "lr": 2e-4},
         DISTILL,
-        _QUESTIONS,
+        _TWO | {"knowledge_share": 0.5},
     ),
     Arm(
         "kl-replay-writer-recovery",
