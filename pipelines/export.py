@@ -160,6 +160,8 @@ def modelfile(file: Path, chat: ChatFormat, generation: GenerationConfig, window
     lines = [f"FROM ./{file.name}"]
     template = _go_template(chat)
     if template is not None:
+        if f" {_ASKED}" not in chat.render([Message(role="user", content=f" {_ASKED}")]):
+            lines.append("# The chat template removes spaces around a message. Ollama's cannot: send none.")
         lines.append(f'TEMPLATE """{template}"""')
     ends = sorted(str(chat.tokenizer.convert_ids_to_tokens(token)) for token in chat.end_ids)
     lines += [f"PARAMETER stop {_quoted(end)}" for end in ends]

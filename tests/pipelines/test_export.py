@@ -161,6 +161,7 @@ def test_a_modelfile_has_the_template_the_ends_and_the_sampling(tiny_llama: Path
     text, templated = modelfile(Path("m.gguf"), chat, GenerationConfig(do_sample=True, temperature=0.6), 1024)
     assert templated
     assert '{{ if eq $m.Role "system" }}<|start_header_id|>system' in text and "<|begin_of_text|>" not in text
+    assert "\n# The chat template removes spaces around a message. Ollama's cannot: send none.\nTEMPLATE" in text
     assert text.count("PARAMETER stop") == len(chat.end_ids) and 'PARAMETER stop "<|eot_id|>"' in text
     assert "PARAMETER temperature 0.6\n" in text and "PARAMETER num_ctx 1024\n" in text
     without, templated = modelfile(Path("m.gguf"), load_chat(str(tiny_gemma2)), GenerationConfig(), 1024)
