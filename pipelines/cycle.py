@@ -68,9 +68,9 @@ def start_plan(session: Session, plan: CyclePlan) -> None:
     """
     with session.display.phase("reading the documents and planning"):
         planned = estimate(session, plan)
-    session.display.say(planned.table())
     for one in planned.midtrain:
         check_questions(session, plan.config.trial, one.few_questions)
+    session.display.say(planned.table())
     if plan.config.distill.quantize != "none":
         quantization.require()
     reach_teacher(plan.config.distill, NOT_BEGUN)
