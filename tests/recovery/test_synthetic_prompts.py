@@ -19,12 +19,12 @@ from recovery.data import checkers
 from recovery.data.corpus.text import normalise
 from recovery.data.prompt_records import wording
 from recovery.data.prompts import behaviour_prompts
-from recovery.data.synthetic_prompts import DEFAULT_COUNT, TOPICS, compose, compose_chat
+from recovery.data.synthetic_prompts import DEFAULT_COUNT, compose, compose_chat
 from recovery.data.synthetic_prompts import constraints as r
 from recovery.data.synthetic_prompts.chat import HARMFUL, HARMLESS, formatted
 from recovery.data.synthetic_prompts.constrained_writing import agree, kinds_agree, partners
 from recovery.data.synthetic_prompts.constraints import RULES, Rule
-from recovery.data.synthetic_prompts.topics import Topic
+from recovery.data.synthetic_prompts.topics import TOPICS, Topic
 from recovery.types import Check, Prompt
 
 REAL_PROMPTS = "RECOVER_IFEVAL_PROMPTS"

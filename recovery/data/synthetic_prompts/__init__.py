@@ -14,10 +14,8 @@ from dataclasses import replace
 from recovery.data.corpus.text import normalise, text_hash
 from recovery.data.synthetic_prompts.chat import chat, code, dialogue, refusal
 from recovery.data.synthetic_prompts.constrained_writing import writing
-from recovery.data.synthetic_prompts.topics import TOPICS, Topic, plain
+from recovery.data.synthetic_prompts.topics import plain
 from recovery.types import Prompt
-
-__all__ = ["DEFAULT_COUNT", "TOPICS", "Topic", "compose", "compose_chat"]
 
 DEFAULT_COUNT = 9000
 _Shares = tuple[tuple[Callable[[random.Random], Prompt | None], float], ...]

@@ -45,10 +45,8 @@ def _turns(first: str, answer: str, second: str) -> tuple[Message, ...]:
     )
 
 
-def _prompt(
-    messages: tuple[Message, ...], topic: Topic, checks: tuple[Check, ...] = (), answer: str | None = None
-) -> Prompt:
-    return Prompt("", messages, checks=checks, answer=answer, tags=("dialogue", f"topic:{topic.name}"))
+def _prompt(messages: tuple[Message, ...], topic: Topic, checks: tuple[Check, ...] = ()) -> Prompt:
+    return Prompt("", messages, checks=checks, tags=("dialogue", f"topic:{topic.name}"))
 
 
 def _extra(rng: random.Random, topic: Topic, count: int) -> list[Rule]:
@@ -84,7 +82,7 @@ def _words_then_text(rng: random.Random, topic: Topic) -> Prompt | None:
         f"Turn them into {form} and leave none out.",
     ))  # fmt: skip
     existence = Rule(Check(r.EXISTENCE, {"keywords": list(named)}), "", named, 12)
-    extra = [rule for rule in _extra(rng, topic, rng.choice((0, 1))) if rule.id in _RULES]
+    extra = _extra(rng, topic, rng.choice((0, 1)))
     return _followed_up(rng, topic, (first, answer, request), extra, existence)
 
 
@@ -96,7 +94,7 @@ def _name_then_text(rng: random.Random, topic: Topic) -> Prompt | None:
     answer = rng.choice((f'How about "{name}"?', f'You might call it "{name}".'))
     request = f"I like that. Write the {form} for me and put its name at the top between << and >>."
     title = Rule(Check(r.TITLE), "", ("<<", name), 12)
-    extra = [rule for rule in _extra(rng, topic, rng.choice((0, 1))) if rule.id in _RULES and rule.id != r.TITLE]
+    extra = [rule for rule in _extra(rng, topic, rng.choice((0, 1))) if rule.id != r.TITLE]
     if any(rule.id in (r.UPPER, r.LOWER) for rule in extra):
         return None
     return _followed_up(rng, topic, (first, answer, request), extra, title)
@@ -114,7 +112,7 @@ def _restate(rng: random.Random, topic: Topic) -> Prompt | None:
         ("Say that again in other words.", "Make that longer.", "Now tell it to a child.", "Make it sound solemn.")
     )
     rules = _extra(rng, topic, rng.choice((1, 2)))
-    if not rules or any(rule.id not in _RULES for rule in rules):
+    if any(rule.id not in _RULES for rule in rules):
         return None
     return _followed_up(rng, topic, (first, answer, request), rules)
 

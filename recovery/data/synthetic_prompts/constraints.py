@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from recovery.data.synthetic_prompts.topics import Topic, texts
 from recovery.types import Check
@@ -61,7 +60,7 @@ class Rule:
 
     check: Check
     text: str
-    requires: tuple[str, ...] = ()
+    requires: Sequence[str] = ()
     words: int = 0
 
     @property
@@ -72,16 +71,10 @@ class Rule:
 Draw = Callable[[random.Random, Topic], Rule]
 
 
-def _rule(
-    id: str, text: str, kwargs: dict[str, Any] | None = None, *, requires: Sequence[str] = (), words: int = 0
-) -> Rule:
-    return Rule(Check(id, kwargs or {}), text, tuple(requires), words)
-
-
-def _worded(id: str, kwargs: dict[str, Any] | None = None, *, requires: Sequence[str] = (), words: int = 0) -> Draw:
-    """Return the function that draws a rule without arguments to draw, in one of its wordings."""
+def _worded(id: str, *, requires: Sequence[str] = (), words: int = 0) -> Draw:
+    """Return the function that draws a rule without arguments, in one of its wordings."""
     wordings = texts(id)
-    return lambda rng, _: _rule(id, rng.choice(wordings), dict(kwargs or {}), requires=requires, words=words)
+    return lambda rng, _: Rule(Check(id), rng.choice(wordings), requires, words)
 
 
 def _count(rng: random.Random, n: int) -> str:
@@ -107,7 +100,7 @@ def existence(rng: random.Random, topic: Topic) -> Rule:
         f"Work in {listed}.",
         f"Make sure that {listed} can be found in your text.",
     ))  # fmt: skip
-    return _rule(EXISTENCE, text, {"keywords": chosen}, requires=chosen, words=8)
+    return Rule(Check(EXISTENCE, {"keywords": chosen}), text, requires=chosen, words=8)
 
 
 def frequency(rng: random.Random, topic: Topic) -> Rule:
@@ -120,12 +113,12 @@ def frequency(rng: random.Random, topic: Topic) -> Rule:
             f'Let "{word}" appear no fewer than {_count(rng, n)} times.',
         ))  # fmt: skip
         kwargs = {"keyword": word, "frequency": n, "relation": "at least"}
-        return _rule(FREQUENCY, text, kwargs, requires=[word] * n, words=6 * n)
+        return Rule(Check(FREQUENCY, kwargs), text, requires=[word] * n, words=6 * n)
     text = rng.choice((
         f'Use "{word}" fewer than {_count(rng, n)} times.',
         f'"{word}" may come up at most {_count(rng, n - 1)} time{_s(n - 1)}.',
     ))  # fmt: skip
-    return _rule(FREQUENCY, text, {"keyword": word, "frequency": n, "relation": "less than"})
+    return Rule(Check(FREQUENCY, {"keyword": word, "frequency": n, "relation": "less than"}), text)
 
 
 def forbidden(rng: random.Random, topic: Topic) -> Rule:
@@ -137,7 +130,7 @@ def forbidden(rng: random.Random, topic: Topic) -> Rule:
         f"None of this may appear in it: {listed}.",
         f"You must not write {listed} anywhere.",
     ))  # fmt: skip
-    return _rule(FORBIDDEN, text, {"forbidden_words": chosen})
+    return Rule(Check(FORBIDDEN, {"forbidden_words": chosen}), text)
 
 
 def letters(rng: random.Random, _: Topic) -> Rule:
@@ -148,13 +141,13 @@ def letters(rng: random.Random, _: Topic) -> Rule:
             f'I want to see no fewer than {n} of the letter "{letter}".',
         ))  # fmt: skip
         kwargs = {"letter": letter, "let_frequency": n, "let_relation": "at least"}
-        return _rule(LETTERS, text, kwargs, words=4 * n)
+        return Rule(Check(LETTERS, kwargs), text, words=4 * n)
     letter, n = rng.choice("jkqvxz"), rng.randint(2, 5)
     text = rng.choice((
         f'The letter "{letter}" should occur fewer than {n} times.',
         f'Keep the letter "{letter}" below {n} occurrences.',
     ))  # fmt: skip
-    return _rule(LETTERS, text, {"letter": letter, "let_frequency": n, "let_relation": "less than"})
+    return Rule(Check(LETTERS, {"letter": letter, "let_frequency": n, "let_relation": "less than"}), text)
 
 
 def language(rng: random.Random, _: Topic) -> Rule:
@@ -164,7 +157,7 @@ def language(rng: random.Random, _: Topic) -> Rule:
         f"Write all of it in {name}.",
         f"My reader knows only {name}: use no other tongue.",
     ))  # fmt: skip
-    return _rule(LANGUAGE, text, {"language": code})
+    return Rule(Check(LANGUAGE, {"language": code}), text)
 
 
 def sentences(rng: random.Random, _: Topic) -> Rule:
@@ -174,13 +167,13 @@ def sentences(rng: random.Random, _: Topic) -> Rule:
             f"Write no fewer than {_count(rng, n)} sentences.",
             f"It takes at least {_count(rng, n)} sentences.",
         ))  # fmt: skip
-        return _rule(SENTENCES, text, {"num_sentences": n, "relation": "at least"}, words=6 * n)
+        return Rule(Check(SENTENCES, {"num_sentences": n, "relation": "at least"}), text, words=6 * n)
     text = rng.choice((
         f"Stay under {_count(rng, n)} sentences.",
         f"Be done in fewer than {_count(rng, n)} sentences.",
         f"Use at most {_count(rng, n - 1)} sentence{_s(n - 1)}.",
     ))  # fmt: skip
-    return _rule(SENTENCES, text, {"num_sentences": n, "relation": "less than"})
+    return Rule(Check(SENTENCES, {"num_sentences": n, "relation": "less than"}), text)
 
 
 def paragraphs(rng: random.Random, _: Topic) -> Rule:
@@ -190,7 +183,7 @@ def paragraphs(rng: random.Random, _: Topic) -> Rule:
         f"Use exactly {_count(rng, n)} paragraphs with *** as the divider.",
         f"Split it into {_count(rng, n)} paragraphs; three asterisks (***) stand between neighbours.",
     ))  # fmt: skip
-    return _rule(PARAGRAPHS, text, {"num_paragraphs": n}, words=10 * n)
+    return Rule(Check(PARAGRAPHS, {"num_paragraphs": n}), text, words=10 * n)
 
 
 def words(rng: random.Random, _: Topic) -> Rule:
@@ -201,14 +194,14 @@ def words(rng: random.Random, _: Topic) -> Rule:
             f"It should run to at least {n} words.",
             f"Anything shorter than {n} words will not do.",
         ))  # fmt: skip
-        return _rule(WORDS, text, {"num_words": n, "relation": "at least"}, words=n)
+        return Rule(Check(WORDS, {"num_words": n, "relation": "at least"}), text, words=n)
     n = rng.choice((30, 40, 50, 60, 80, 100, 150))
     text = rng.choice((
         f"Stay below {n} words.",
         f"I only have room for fewer than {n} words.",
         f"Keep it shorter than {n} words.",
     ))  # fmt: skip
-    return _rule(WORDS, text, {"num_words": n, "relation": "less than"})
+    return Rule(Check(WORDS, {"num_words": n, "relation": "less than"}), text)
 
 
 def first_word(rng: random.Random, _: Topic) -> Rule:
@@ -219,7 +212,7 @@ def first_word(rng: random.Random, _: Topic) -> Rule:
         f'Use {_count(rng, n)} paragraphs, kept apart by blank lines. Begin paragraph {nth} with the word "{word}".',
     ))  # fmt: skip
     kwargs = {"num_paragraphs": n, "nth_paragraph": nth, "first_word": word}
-    return _rule(FIRST_WORD, text, kwargs, requires=[word], words=10 * n)
+    return Rule(Check(FIRST_WORD, kwargs), text, requires=[word], words=10 * n)
 
 
 def placeholders(rng: random.Random, _: Topic) -> Rule:
@@ -229,7 +222,7 @@ def placeholders(rng: random.Random, _: Topic) -> Rule:
         f"Put in {_count(rng, n)} or more blanks in square brackets, for example [name].",
         f"At least {_count(rng, n)} detail{_s(n)} should be left open as [detail] in square brackets.",
     ))  # fmt: skip
-    return _rule(PLACEHOLDERS, text, {"num_placeholders": n}, requires=["["], words=4 * n)
+    return Rule(Check(PLACEHOLDERS, {"num_placeholders": n}), text, requires=["["], words=4 * n)
 
 
 def postscript(rng: random.Random, _: Topic) -> Rule:
@@ -239,7 +232,7 @@ def postscript(rng: random.Random, _: Topic) -> Rule:
         f"After the last line comes a postscript marked {marker}",
         f"Close with a postscript; mark it {marker}",
     ))  # fmt: skip
-    return _rule(POSTSCRIPT, text, {"postscript_marker": marker}, requires=[marker], words=8)
+    return Rule(Check(POSTSCRIPT, {"postscript_marker": marker}), text, requires=[marker], words=8)
 
 
 def bullets(rng: random.Random, _: Topic) -> Rule:
@@ -249,7 +242,7 @@ def bullets(rng: random.Random, _: Topic) -> Rule:
         f"It needs {_count(rng, n)} bullets, no more and no fewer, written in markdown as * item.",
         f"Put the main points as {_count(rng, n)} markdown bullets (lines that begin with * ).",
     ))  # fmt: skip
-    return _rule(BULLETS, text, {"num_bullets": n}, words=4 * n)
+    return Rule(Check(BULLETS, {"num_bullets": n}), text, words=4 * n)
 
 
 def highlights(rng: random.Random, _: Topic) -> Rule:
@@ -259,7 +252,7 @@ def highlights(rng: random.Random, _: Topic) -> Rule:
         f"Set off {_count(rng, n)} or more key part{_s(n)} in markdown, *like so*.",
         f"Emphasise no fewer than {_count(rng, n)} passage{_s(n)} with *single asterisks*.",
     ))  # fmt: skip
-    return _rule(HIGHLIGHTS, text, {"num_highlights": n}, words=4 * n)
+    return Rule(Check(HIGHLIGHTS, {"num_highlights": n}), text, words=4 * n)
 
 
 def sections(rng: random.Random, _: Topic) -> Rule:
@@ -268,7 +261,7 @@ def sections(rng: random.Random, _: Topic) -> Rule:
         f"Divide it into {_count(rng, n)} sections headed {mark} 1, {mark} 2 and so on.",
         f"There are to be {_count(rng, n)} parts; head each one with {mark} and its number, as in {mark} 1.",
     ))  # fmt: skip
-    return _rule(SECTIONS, text, {"section_spliter": mark, "num_sections": n}, requires=[mark] * n, words=10 * n)
+    return Rule(Check(SECTIONS, {"section_spliter": mark, "num_sections": n}), text, requires=[mark] * n, words=10 * n)
 
 
 def ending(rng: random.Random, _: Topic) -> Rule:
@@ -278,7 +271,7 @@ def ending(rng: random.Random, _: Topic) -> Rule:
         f'Close with the sentence "{phrase}" and add nothing after it.',
         f'Let it end in exactly these words: {phrase}',
     ))  # fmt: skip
-    return _rule(ENDING, text, {"end_phrase": phrase}, requires=[phrase], words=10)
+    return Rule(Check(ENDING, {"end_phrase": phrase}), text, requires=[phrase], words=10)
 
 
 def capital_words(rng: random.Random, _: Topic) -> Rule:
@@ -289,13 +282,13 @@ def capital_words(rng: random.Random, _: Topic) -> Rule:
             f"No fewer than {_count(rng, n)} words should be in block capitals.",
         ))  # fmt: skip
         kwargs = {"capital_frequency": n, "capital_relation": "at least"}
-        return _rule(CAPITAL_WORDS, text, kwargs, words=6 * n)
+        return Rule(Check(CAPITAL_WORDS, kwargs), text, words=6 * n)
     n += 2
     text = rng.choice((
         f"Fewer than {_count(rng, n)} words may be in block capitals.",
         f"Go easy on words in full CAPITALS: there must be fewer than {_count(rng, n)}.",
     ))  # fmt: skip
-    return _rule(CAPITAL_WORDS, text, {"capital_frequency": n, "capital_relation": "less than"})
+    return Rule(Check(CAPITAL_WORDS, {"capital_frequency": n, "capital_relation": "less than"}), text)
 
 
 RULES: dict[str, Draw] = {
@@ -317,8 +310,7 @@ RULES: dict[str, Draw] = {
     JSON: _worded(JSON),
     TITLE: _worded(TITLE, requires=["<<"], words=4),
     TWO: _worded(TWO, words=20),
-    # The request to repeat is filled in by ``constrained_writing.put_together``.
-    REPEAT: _worded(REPEAT, {"prompt_to_repeat": ""}, words=30),
+    REPEAT: _worded(REPEAT, words=30),  # ``constrained_writing.put_together`` adds the request to repeat
     ENDING: ending,
     CAPITAL_WORDS: capital_words,
     UPPER: _worded(UPPER),
