@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -42,12 +42,6 @@ class PromptSplits:
         for name in SPLITS:
             digest.update(f"{name}\x1d{prompts_hash(getattr(self, name))}".encode())
         return digest.hexdigest()
-
-
-def overlap(a: Iterable[Prompt], b: Iterable[Prompt]) -> list[tuple[Prompt, Prompt]]:
-    """Return the pairs of a prompt in ``a`` and one in ``b`` that have the same wording."""
-    known = {wording(p): p for p in a}
-    return [(known[w], p) for p in b if (w := wording(p)) in known]
 
 
 def without_held_out(

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from recovery.data.corpus import containers
-from recovery.data.corpus.folder import EmptyCorpusError, read_corpus
+from recovery.data.corpus.folder import read_corpus
 from recovery.data.corpus.revisions import moved, whole_texts
+from recovery.errors import CorpusError
 from tests.corpus_reading import read, skipped
 from tests.torture.hostile_archives import entry, zipped
 from tests.torture.hostile_files import docx, paragraphs
@@ -193,7 +194,7 @@ def test_packed_files_that_are_cut_or_of_other_types_are_named(tmp_path: Path) -
 )
 def test_an_archive_without_documents_is_one_line(data: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "a.zip").write_bytes(data)
-    with pytest.raises(EmptyCorpusError, match=message) as raised:
+    with pytest.raises(CorpusError, match=message) as raised:
         read_corpus(tmp_path / "a.zip")
     assert "\n" not in str(raised.value)
 

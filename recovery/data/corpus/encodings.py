@@ -48,11 +48,10 @@ class NotTextError(ValueError):
 
 @dataclass(frozen=True)
 class Decoded:
-    """Text, its encoding, and a remark if the encoding was guessed or bytes were replaced."""
+    """Text, and a remark if its encoding was guessed or bytes were replaced, else ""."""
 
     text: str
-    encoding: str
-    note: str = ""
+    note: str
 
 
 def decode(data: bytes) -> Decoded:
@@ -66,7 +65,7 @@ def decode(data: bytes) -> Decoded:
     unseen = sum(not c.isprintable() and not c.isspace() for c in text[:4096]) if encoding in _WIDE else 0
     if unseen > 0.02 * min(len(text), 4096):
         raise NotTextError("binary, not text")
-    return Decoded(without_marks(text), encoding, note)
+    return Decoded(without_marks(text), note)
 
 
 def encoding_of(path: Path) -> tuple[str, str]:

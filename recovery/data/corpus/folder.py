@@ -107,14 +107,6 @@ DEFAULT_LIMIT_FILE_MB = 100.0
 Split = tuple[Sequence[Document], Sequence[Document]]  # training and held-out documents
 
 
-class EmptyCorpusError(CorpusError):
-    """Nothing could be used; ``skipped`` holds the reason for each."""
-
-    def __init__(self, message: str, skipped: tuple[Skipped, ...] = ()) -> None:
-        super().__init__(message)
-        self.skipped = skipped
-
-
 @dataclass
 class _Reading:
     """Accumulated result while documents are read.
@@ -151,7 +143,7 @@ def read_corpus(
     ``held_out`` is the fraction of documents held out (see holdout.py); a file of more than ``limit_file_mb``
     megabytes (10^6 bytes) is skipped, and so is a table's text of more characters; ``skip_near`` also skips
     near-duplicates, which are otherwise counted. Documents linked to those of ``before``, the splits of earlier cycles,
-    keep their side. Raises CorpusError if there is no such folder or file, EmptyCorpusError if nothing can be used.
+    keep their side. Raises CorpusError if there is no such folder or file, or if nothing can be used.
     """
     source = parse(folder)
     reading = _Reading(limit_file_mb, skip_near)
@@ -163,7 +155,7 @@ def read_corpus(
     if reading.documents and reading.column and not reading.tables:
         raise CorpusError(f"{source.text}: there is no table with a column {reading.column!r} of texts")
     if not reading.documents:
-        raise EmptyCorpusError(_empty_message(source, reading.skipped), tuple(reading.skipped))
+        raise CorpusError(_empty_message(source, reading.skipped))
     earlier_split = _earlier_split(reading, before)
     kept, held, remarks = hold_out(reading.documents, held_out, seed, reading.near.groups(), earlier_split)
     report = ReadReport(

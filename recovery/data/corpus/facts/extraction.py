@@ -239,7 +239,7 @@ def _document_facts(document: Document) -> Iterator[Fact]:
         # Few words of a table are function words, and its header is translated first.
         language = likely if isinstance(block, Table) else language_within(block.text, likely)
         if language.fact:
-            facts = prose.from_block(block, source, language)
+            facts = prose.from_block(block, source, language.fact, language.headers)
             if language.decimal_comma:  # "1.5" for "1,5" too, and the other way round
                 pairs = ((f, (*f.answers, *map(with_other_decimals, f.answers))) for f in facts if f is not None)
                 facts = (replace(fact, answers=tuple(dict.fromkeys(answers))) for fact, answers in pairs)

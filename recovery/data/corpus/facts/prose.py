@@ -20,7 +20,7 @@ from recovery.data.corpus.facts.templates import (
     shown,
     squeezed,
 )
-from recovery.data.corpus.languages import FactWordings, Language
+from recovery.data.corpus.languages import FactWordings
 from recovery.data.corpus.text import word_count
 
 _KIND = r"(?P<noun>(?:[a-z-]+ ){0,2}?(?:" + "|".join(sorted(KINDS)) + r"|API|hook))"
@@ -216,15 +216,18 @@ _LONGEST_KEY, _LONGEST_NAME = 5, 4  # words
 _NO_VALUE = re.compile(r"[-–—✓✗✅❌,]|n/a\b|同上|(?:dito|idem)\b", re.IGNORECASE)
 
 
-def from_block(block: Block, source: Source, language: Language) -> Iterator[Fact | None]:
-    """Yield the facts of a table or list item; None for a value that cannot be graded."""
-    if language.fact is None:
-        raise ValueError(f"{language.name} has rules of its own")
+def from_block(
+    block: Block, source: Source, wordings: FactWordings, headers: Mapping[str, frozenset[str]]
+) -> Iterator[Fact | None]:
+    """Yield the facts of a table or list item in a language with these wordings and headers of columns.
+
+    None stands for a value that cannot be graded.
+    """
     if isinstance(block, Table):
-        yield from _from_table(block, source, language.fact, language.headers)
+        yield from _from_table(block, source, wordings, headers)
     elif isinstance(block, ListItem) and (match := _ENTRY.fullmatch(block.text)):
-        yield _description_fact(source, code(match["name"]), match["rest"], language.fact)
-        yield from _nested_properties(block, code(match["name"]), source, language.fact, language.headers)
+        yield _description_fact(source, code(match["name"]), match["rest"], wordings)
+        yield from _nested_properties(block, code(match["name"]), source, wordings, headers)
 
 
 def _from_table(

@@ -88,7 +88,6 @@ class Language:
     """
 
     code: str
-    name: str
     frequent: frozenset[str]
     leaning: frozenset[str]
     referring: tuple[str, ...]
@@ -200,7 +199,6 @@ def _language(code: str) -> Language:
     table = tomllib.loads((_FOLDER / f"{code}.toml").read_text(encoding="utf-8"))
     return Language(
         code=code,
-        name=table["name"],
         frequent=words(table["frequent"]),
         leaning=words(table["leaning"]),
         referring=tuple(table["referring"]),
