@@ -67,14 +67,9 @@ def cloze(gap: Gap) -> str:
     return plain_text(f"{gap.before}{_MARK}{gap.after}").replace(_MARK, BLANK)
 
 
-def missing(gap: Gap) -> str:
-    """Return the kind of the missing answer: "number", "name", "word" or "words"."""
-    return "words" if " " in gap.answer and gap.kind != "number" else _KIND_NAMES[gap.kind]
-
-
 def gap_question(gap: Gap, form: str, language: Language) -> str:
     """Return a question for a gap in one of the language's forms."""
-    kind = missing(gap)
+    kind = "words" if " " in gap.answer and gap.kind != "number" else _KIND_NAMES[gap.kind]
     are = "are" if kind == "words" else "is"
     return form.format(title=place_of(gap.sentence), sentence=cloze(gap), missing=language.missing[kind], are=are)
 

@@ -9,7 +9,7 @@ from hashlib import sha256
 
 from recovery.errors import printable
 
-_NAMED_PER_REASON = 8
+_NAMED_PER_REASON, _MOST_REMARKS = 8, 20
 
 
 class UnreadableError(ValueError):
@@ -60,7 +60,9 @@ class ReadReport:
             f"to train on, {held}{also} held out, {self.characters:,} characters"
         )
         skipped = few_of_each((item.path, item.reason) for item in self.skipped)
-        lines = [head, *_first(self.notes), *(f"skipped {where}: {reason}" for where, reason in skipped)]
+        more = len(self.notes) - _MOST_REMARKS
+        remarks = [*self.notes[:_MOST_REMARKS], *([f"and {more} more remarks"] if more > 0 else [])]
+        lines = [head, *remarks, *(f"skipped {where}: {reason}" for where, reason in skipped)]
         return [printable(line) for line in lines]
 
 
@@ -122,8 +124,3 @@ def few_of_each(skipped: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]
 
 def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
-
-
-def _first(remarks: tuple[str, ...], limit: int = 20) -> list[str]:
-    more = [f"and {len(remarks) - limit} more remarks"] if len(remarks) > limit else []
-    return [*remarks[:limit], *more]

@@ -390,7 +390,7 @@ def _language(node: Any) -> str:
 
 def _fenced(code: str, language: str) -> str:
     sign = "~" if "```" in code else "`"
-    fence = sign * max(3, *(len(run) + 1 for run in re.findall(rf"{sign}{{3,}}", code)), 3)
+    fence = sign * max([3, *(len(run) + 1 for run in re.findall(rf"{sign}{{3,}}", code))])
     return f"{fence}{language}\n{code}\n{fence}"
 
 

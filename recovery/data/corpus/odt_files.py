@@ -33,7 +33,7 @@ _UNSEEN = (
     "tracked-changes annotation annotation-end table-of-content illustration-index table-index object-index user-index "
     "alphabetical-index bibliography sequence-decls forms desc title"
 ).split()
-_WITHIN = ("section", "list-item", "list-header", "text-box", "numbered-paragraph", "index-body")
+_WITHIN = ("section", "list-item", "list-header", "text-box", "numbered-paragraph", "index-body", "frame")
 _RAISED = re.compile(r"super\b|0*[1-9]\d*%")
 _CODE = "code"  # the name of any style of code
 _VALUES = ("value", "string-value", "date-value", "time-value", "boolean-value")  # of a cell without a displayed text
@@ -123,7 +123,7 @@ class Reading:
                 self._list(child, "", 0)
             elif name == "table":
                 self.outline.table(list(self._rows(child)))
-            elif name in _WITHIN or name == "frame":
+            elif name in _WITHIN:
                 self.read(child, depth + 1)
             self._finish(depth)
 
@@ -159,8 +159,7 @@ class Reading:
                     else:
                         self.outline.paragraph(words)
                     first = False
-            if self._later:
-                self._finish(depth)
+            self._finish(depth)
 
     def _words(self, element: Any, depth: int = 0) -> str:
         """Return the text of a paragraph; its notes and boxes are set aside."""

@@ -13,8 +13,6 @@ _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f]")
 _LINE_ENDS = re.compile(r"\r\n|[\r\v\f\x85]")
 _OF_TERMINALS = re.compile(r"([^\n])\x08(?=\1)|_\x08|\x08_|\x1b\[[0-?]*[ -/]*[@-~]")  # letters struck over, colours
 LOST_CONTROL, LOST_GLYPH = "\ufdd0", "\ufdd1"  # noncharacters, in place of what has no meaning, until it is counted
-_LIGATURES = {"\ufb00": "ff", "\ufb01": "fi", "\ufb02": "fl", "\ufb03": "ffi", "\ufb04": "ffl", "\ufb05": "st"}
-_LIGATURES["\ufb06"] = "st"
 _LIGATURE = re.compile("[\ufb00-\ufb06]")
 # Places where a word may be broken, and byte-order marks within a text: no reader sees them.
 _BREAKS = re.compile("[\u00ad\u200b\u2060\ufeff]+")
@@ -143,7 +141,8 @@ def tidy(text: str) -> str:
     if _ODD.search(text):
         text = _LINE_ENDS.sub("\n", text)
         text = marked(_BROKEN.sub("", _OF_TERMINALS.sub("", text)))
-        text = _LIGATURE.sub(lambda found: _LIGATURES[found[0]], _JOINERS.sub("", _BREAKS.sub("", text)))
+        text = _JOINERS.sub("", _BREAKS.sub("", text))
+        text = _LIGATURE.sub(lambda found: unicodedata.normalize("NFKC", found[0]), text)
     text = re.sub(r"(?<![ \t\xa0])[ \t\xa0]+\n", "\n", text)  # from the first space: linear in long runs
     return re.sub(r"\n{3,}", "\n\n", text).strip()
 
