@@ -152,4 +152,4 @@ def _report(problem: str, problems: list[str] | None) -> None:
 
 def write_prompts(path: Path, prompts: Sequence[Prompt]) -> None:
     """Write prompts as JSON Lines; ``load_prompts`` restores them unchanged."""
-    write_json_lines(Path(path), map(to_record, prompts))
+    write_json_lines(path, map(to_record, prompts))

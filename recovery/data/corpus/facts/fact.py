@@ -15,12 +15,15 @@ from recovery.data.corpus.text import NUMBER_WORDS, join_sentences, normalise, s
 KINDS = words(
     "option hook function property prop method flag component directive parameter setting command header package "
     "field codemod attribute variable file tool object endpoint class profile strategy configuration convention "
-    "export value key argument event plugin library module type interface operator endpoint route helper "
+    "export value key argument event plugin library module type interface operator route helper "
     "utility decorator macro keyword role policy rule mode level state status unit port table column script "
     "extension adapter provider service feature argument preset target"
 )
-_IRREGULAR = {"properties": "property", "strategies": "strategy", "libraries": "library", "classes": "class"}
-_IRREGULAR |= {"policies": "policy", "utilities": "utility", "statuses": "status", "queries": "query", "props": "prop"}
+_NOUNS = {  # of plurals that have more than an "s", and of short names
+    "properties": "property", "strategies": "strategy", "libraries": "library", "classes": "class",
+    "policies": "policy", "utilities": "utility", "statuses": "status",
+    "params": "parameter", "args": "argument", "env": "variable", "environment": "variable",
+}  # fmt: skip
 _NO_VERB = words(
     "this its options props params settings values as always sometimes perhaps besides whereas unless across less "
     "plus versus series class process access address status analysis is was has does us gas bus focus various "
@@ -32,7 +35,6 @@ _VERBS = words(
     "generate delete load save parse render restart clear inspect move copy force skip include exclude limit override "
     "provide retrieve search select sort split merge install inject invalidate refresh track detect transform"
 )
-_NAMES = {"params": "parameter", "args": "argument", "env": "variable", "environment": "variable"}
 
 
 def noun_of(text: str, *, plural: bool = False) -> str:
@@ -41,7 +43,7 @@ def noun_of(text: str, *, plural: bool = False) -> str:
     With ``plural`` only plurals match: "The `x` object has these fields:" is about fields.
     """
     for word in reversed(re.findall(r"[a-z]+", text.lower())):
-        single = _IRREGULAR.get(word) or _NAMES.get(word) or word.removesuffix("s")
+        single = _NOUNS.get(word) or word.removesuffix("s")
         if single in KINDS and (single != word or not plural):
             return single
     return ""

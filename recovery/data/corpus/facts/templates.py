@@ -180,7 +180,7 @@ def listed(source: Source, key: str, first: str, column: str, value: str) -> Fac
     """Return the fact for the value of one table cell, by row and column."""
     row = f"the {first if first.isupper() else first.lower()} {shown(key)}" if first else shown(key)
     column_name = code(column) if re.search(r"\W\(|\w\(|\"", column) else f'"{column}"'
-    where = f"{source.shown}" + (f' under "{source.heading}"' if source.heading else "")
+    where = f'{source.shown} under "{source.heading}"' if source.heading else source.shown
     fields = {"where": where, "row": row, "column": column_name, "value": shown(bare(value))}
     subject, relation = f"{source.place}: {bare(key)}", f"column {bare(column_name).lower()}"
     return fact_of(source, subject, relation, value, _english_wordings("cell"), fields, _BRIEF)
@@ -198,7 +198,7 @@ def described(source: Source, name: str, noun: str, verb_phrase: str, *, scope: 
     else:
         rewording = f"{where}what is {thing} {action} called?" if noun else f"{where}what is it that {action}?"
     fields = {"where": where, "which": which, "action": action, "again": rewording, "thing": thing, "name": code(name)}
-    fields["subject"] = phrase(source, name, noun) if scope else shown(code(name))
+    fields["subject"] = phrase(source, name, noun) if scope else code(name)
     subject, brief = f"{source.title if scope else ''}: {bare(action)}", _VALUE if noun == "value" else _NAME
     return fact_of(source, subject, "name", name, _english_wordings("described"), fields, brief)
 
