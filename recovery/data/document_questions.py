@@ -23,9 +23,9 @@ from recovery.data.corpus.languages import Language, english, language_of, langu
 from recovery.data.corpus.sentences import Sentence, plain_text, sentences, side
 from recovery.data.corpus.text import NUMBER_WORDS, normalise, spaced, unspaced_pairs, words
 from recovery.data.prompt_files import load_prompts
-from recovery.data.prompt_records import SOURCE_TAG, prompt_id
+from recovery.data.prompt_records import documents_of, question_prompt
 from recovery.data.sources import QUESTIONS_FILE, given_beside
-from recovery.types import Message, Probe, Prompt
+from recovery.types import Probe, Prompt
 
 # Questions for gaps: a wh-question where the sentence has a simple form, else a cloze.
 
@@ -362,11 +362,10 @@ def unprobed(prompts: Sequence[Prompt], documents: Sequence[Document], guard: Pr
     The conditions are those of ``document_questions``.
     """
     kept = [p for p in prompts if not guard.asks_the_same(p.text, p.answer)]
-    sources = {p.id: tag.removeprefix(SOURCE_TAG) for p in kept for tag in p.tags if tag.startswith(SOURCE_TAG)}
-    suspects = [p for p in kept if p.id in sources and p.answer and guard.may_ask(p.text, p.answer)]
+    suspects = [p for p in kept if documents_of(p) and p.answer and guard.may_ask(p.text, p.answer)]
     if not suspects:  # what follows reads all documents
         return kept
-    origins = {sources[p.id] for p in suspects}
+    origins = {document for p in suspects for document in documents_of(p)}
     facts = {
         normalise(text): fact
         for fact in facts_of([d for d in documents if d.id in origins])
@@ -402,7 +401,7 @@ def _generated(corpus: Corpus, guard: ProbeGuard, seed: int, count: int) -> list
         language = language_within(gap.sentence.plain, likely[gap.sentence.document])
         text = _question(gap, random.Random(f"{seed}:{gap.key}"), language)
         if not guard.asks_the_same(text, gap.answer) and not guard.states(text, gap.answer, rarity):
-            prompts.setdefault(normalise(text), _prompt(text, gap.answer, gap.kind, gap.sentence.document))
+            prompts.setdefault(normalise(text), question_prompt(text, gap.answer, gap.kind, gap.sentence.document))
     return list(prompts.values())
 
 
@@ -415,7 +414,7 @@ def _fact_prompts(facts: Sequence[Fact], guard: ProbeGuard, count: int) -> dict[
                 question = fact.questions[turn] if turn % 2 else fact.brief_question(turn)
                 if not guard.asks_the_same(question, fact.value):
                     kind = fact.relation.split()[0]
-                    prompts.setdefault(normalise(question), _prompt(question, fact.value, kind, fact.document))
+                    prompts.setdefault(normalise(question), question_prompt(question, fact.value, kind, fact.document))
     return prompts
 
 
@@ -428,9 +427,3 @@ def _question(gap: Gap, rng: random.Random, language: Language) -> str:
         before = cloze(gap).split(BLANK)[0].rstrip(" \"'(")
         return language.gap.continuation.format(title=title, before=before)
     return gap_question(gap, rng.choice(language.gap.training), language)
-
-
-def _prompt(text: str, answer: str, kind: str, document: str) -> Prompt:
-    messages = (Message(role="user", content=text),)
-    tags = (kind, f"{SOURCE_TAG}{document}")
-    return Prompt(f"question-{prompt_id(messages)}", messages, "knowledge", answer=answer, tags=tags)

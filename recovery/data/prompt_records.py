@@ -278,6 +278,13 @@ def _functions(value: Any, field: str, part: str) -> list[dict[str, Any]]:
     return functions
 
 
+def question_prompt(text: str, answer: str, kind: str, document: str) -> Prompt:
+    """Return a question about a document; ``kind`` is how it came about."""
+    messages = (Message(role="user", content=text),)
+    tags = (kind, f"{SOURCE_TAG}{document}")
+    return Prompt(f"question-{prompt_id(messages)}", messages, "knowledge", answer=answer, tags=tags)
+
+
 def documents_of(prompt: Prompt) -> set[str]:
     """Return the documents that a question is about, by its tags."""
     return {tag.removeprefix(SOURCE_TAG) for tag in prompt.tags if tag.startswith(SOURCE_TAG)}

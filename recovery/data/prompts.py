@@ -12,7 +12,7 @@ from recovery.data.corpus.tables import splits_of
 from recovery.data.corpus.text import normalise, share
 from recovery.data.prompt_files import load_prompts
 from recovery.data.prompt_records import prompts_hash, wording
-from recovery.data.sources import COMPOSERS, TABLE_SUFFIXES, parse
+from recovery.data.sources import COMPOSERS, TABLE_SUFFIXES, files_state, parse
 from recovery.data.synthetic_prompts import DEFAULT_COUNT, compose, compose_chat
 from recovery.data.synthetic_prompts.chat import ordinary
 from recovery.errors import UsageError
@@ -133,7 +133,6 @@ def behaviour_prompts(
     train.jsonl, development.jsonl and test.jsonl, or a name in :data:`COMPOSED`), the model folder's ``suites/``, or
     the built-in composer (``count`` prompts by ``seed``)."""
     if user_file is not None:
-        user_file = Path(user_file)
         if str(user_file) in COMPOSED and not user_file.exists():
             return _composed(str(user_file), count, seed)
         source = parse(user_file)
@@ -151,7 +150,7 @@ def behaviour_prompts(
         prompts = load_prompts(user_file, problems=problems)
         return split_prompts(prompts, source=str(user_file), notes=problems)
     if model_folder is not None:
-        splits = _of_model(folder := Path(model_folder) / "suites", _state(folder))
+        splits = _of_model(folder := model_folder / "suites", files_state(folder))
         if splits is not None:
             return splits
     return _composed("composer", count, seed)
@@ -159,14 +158,8 @@ def behaviour_prompts(
 
 @functools.lru_cache(maxsize=2)  # a cycle's stages ask for the same ones again and again, which take seconds
 def _of_model(folder: Path, state: tuple[tuple[str, int, int], ...]) -> PromptSplits | None:
-    """Return the splits of a model's suites in the :func:`_state` of their folder. Nobody may change a prompt."""
+    """Return the splits of a model's suites in the :func:`files_state` of their folder. Nobody may change a prompt."""
     return _from_folder(folder, "the model's own suites")
-
-
-def _state(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    """Return the name, size in bytes and time of change of each file."""
-    files = ((path.name, path.stat()) for path in folder.glob("*") if path.is_file())
-    return tuple(sorted((name, facts.st_size, facts.st_mtime_ns) for name, facts in files))
 
 
 @functools.lru_cache(maxsize=2)

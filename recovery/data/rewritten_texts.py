@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from recovery.data.corpus.documents import Document
 from recovery.data.corpus.json_lines import read_records, write_json_lines
-from recovery.data.prompt_records import prompt_id
-from recovery.types import Message, Prompt
+from recovery.data.prompt_records import question_prompt
+from recovery.types import Prompt
 
 if TYPE_CHECKING:
     from recovery.data.document_questions import ProbeGuard
@@ -61,9 +61,8 @@ def writer_questions(texts: Iterable[RewrittenText], guard: ProbeGuard) -> list[
     found: dict[str, Prompt] = {}
     for text in texts:
         if text.question and not probed(guard, text.question, text.text):
-            messages = (Message(role="user", content=text.question),)
-            key, tags = f"question-{prompt_id(messages)}", ("written", f"document:{text.document}")
-            found[key] = Prompt(key, messages, "knowledge", answer=text.text, tags=tags)
+            prompt = question_prompt(text.question, text.text, "written", text.document)
+            found[prompt.id] = prompt
     return list(found.values())
 
 
