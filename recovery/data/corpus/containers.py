@@ -33,9 +33,10 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from recovery.data.corpus.documents import UnreadableError
+from recovery.data.corpus.documents import UnreadableError, counted
 from recovery.data.corpus.encodings import decode
 from recovery.data.corpus.html_files import read_html
+from recovery.data.corpus.html_parts import one_line
 from recovery.data.corpus.outline import Outline, fence
 from recovery.data.corpus.xml_archives import XmlArchive, inside
 from recovery.data.sources import TABLE_SUFFIXES, ZIP
@@ -192,7 +193,7 @@ def read_mail(data: bytes) -> tuple[str, str, list[str]]:
     letter = email.message_from_bytes(_MARKS.sub(b"", data), policy=policy.default)
     if not any(name in letter for name in _HEADERS):
         raise UnreadableError("not a letter: it has no headers")
-    title = " ".join(str(letter["subject"] or "").split())
+    title = one_line(str(letter["subject"] or ""))
     plain, page = letter.get_body(("plain",)), letter.get_body(("html",))
     text = _SIGNATURE.split(_content(plain), maxsplit=1)[0] if plain is not None else ""
     if not text.strip() and page is not None:
@@ -200,7 +201,7 @@ def read_mail(data: bytes) -> tuple[str, str, list[str]]:
     bodies = (plain, page)
     others = [part for part in letter.walk() if not part.is_multipart() and part not in bodies]
     files = sum(part.get_content_disposition() == "attachment" or part.get_filename() is not None for part in others)
-    return title, text, [f"{files} attachment{'s' * (files > 1)} left out"] if files else []
+    return title, text, [f"{counted(files, 'attachment')} left out"] if files else []
 
 
 def _content(part: MIMEPart) -> str:
@@ -260,7 +261,7 @@ def _block(cell: dict[str, Any], language: str) -> str:
     if kind == "heading":  # before version 4
         level = cell.get("level")
         depth = level if isinstance(level, int) and 1 <= level <= 6 else 1
-        return f"{'#' * depth} {' '.join(text.split())}"
+        return f"{'#' * depth} {one_line(text)}"
     about = cell.get("metadata")
     format = about.get("format", about.get("raw_mimetype")) if isinstance(about, dict) else None
     if kind == "markdown" or (kind == "raw" and format in _TEXT_TYPES):
@@ -295,7 +296,7 @@ def read_epub(data: bytes, fallback_title: str) -> tuple[str, str, list[str]]:
     locked = {inside("", reference.get("URI") or "") for reference in encrypted}
     items = {item.get("id"): item for item in root.iterfind("{*}manifest/{*}item")}
     outline, missing, closed = Outline(), 0, 0
-    title = " ".join((root.findtext("{*}metadata/{*}title") or "").split())
+    title = one_line(root.findtext("{*}metadata/{*}title") or "")
     title = fallback_title if _NO_TITLE.fullmatch(title) else title
     outline.heading(title, 1)
     title_length = len(outline.text)
@@ -312,5 +313,5 @@ def read_epub(data: bytes, fallback_title: str) -> tuple[str, str, list[str]]:
             outline.block(read_html(page)[1])
     if len(outline.text) <= title_length:
         raise UnreadableError("EPUB protected by DRM" if closed else "no text in the EPUB")
-    notes = [f"{n} page{'s' * (n > 1)} {what}" for n, what in ((closed, "protected by DRM"), (missing, "missing")) if n]
+    notes = [f"{counted(n, 'page')} {what}" for n, what in ((closed, "protected by DRM"), (missing, "missing")) if n]
     return title, outline.text, notes

@@ -52,11 +52,11 @@ class ReadReport:
 
     def lines(self) -> list[str]:
         """Return the report as printable lines: a summary, the remarks, then the skipped items by reason."""
-        parts = _counted(self.held_out_parts, "paragraph")
+        parts = counted(self.held_out_parts, "paragraph")
         held = f"{parts} of them" if self.held_out_parts and not self.held_out else f"{self.held_out}"
         also = f" and {parts} of the others" if self.held_out_parts and self.held_out else ""
         head = (
-            f"read {_counted(self.files, 'file')} in {self.folder}: {_counted(self.documents, 'document')} "
+            f"read {counted(self.files, 'file')} in {self.folder}: {counted(self.documents, 'document')} "
             f"to train on, {held}{also} held out, {self.characters:,} characters"
         )
         skipped = few_of_each((item.path, item.reason) for item in self.skipped)
@@ -122,5 +122,6 @@ def few_of_each(skipped: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]
             yield f"{len(places) - _NAMED_PER_REASON:,} more", reason
 
 
-def _counted(count: int, noun: str) -> str:
+def counted(count: int, noun: str) -> str:
+    """Return "1 page", "2 pages"."""
     return f"{count} {noun}{'s' * (count != 1)}"

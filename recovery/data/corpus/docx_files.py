@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from recovery.data.corpus.documents import UnreadableError
+from recovery.data.corpus.documents import UnreadableError, counted
 from recovery.data.corpus.outline import CODE_STYLE, FIXED_FONT, Cell, Outline, cell_text, raised
 from recovery.data.corpus.xml_archives import XmlArchive, attribute, local, office_formula, relation_id
 
@@ -199,7 +199,7 @@ class _Reading:
             remarks.append(f"{fields_text}: update the fields in Word and save it again")
         if count := len(self._left_out):
             reason = next(": ".join(entry) for entry in self._left_out.items())
-            remarks.append(f"{count} embedded document{'s' * (count > 1)} left out ({reason})")
+            remarks.append(f"{counted(count, 'embedded document')} left out ({reason})")
         return remarks + self._inner_remarks
 
     def read(self, element: Any, depth: int = 0) -> None:

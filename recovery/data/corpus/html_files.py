@@ -16,7 +16,7 @@ from typing import Any
 from lxml import etree, html
 
 from recovery.data.corpus.html_parts import BLOCKS, clear_furniture, is_unseen, main_part, one_line, picture
-from recovery.data.corpus.outline import CELLS, Cell, is_data, piped, span
+from recovery.data.corpus.outline import CELLS, Cell, cell_text, is_data, piped, span
 from recovery.data.corpus.sentences import running, split_sentences
 from recovery.data.corpus.text import LOST_CONTROL, SENTENCE_ENDS, WIDE_ENDS, marked, paragraphs, words
 
@@ -336,7 +336,7 @@ class _Page:
         if node.tag in CELLS and rows:
             parts = "".join(self._inline[self._cell :]).split(_ITEM)
             del self._inline[self._cell :]
-            text = "; ".join(part for part in map(one_line, parts) if part).replace("|", "\\|")
+            text = cell_text("; ".join(part for part in map(one_line, parts) if part))
             head = node.tag == "th" or node.getparent().getparent().tag == "thead"
             rows[-1].append(Cell(text, span(node, "colspan"), span(node, "rowspan"), head))
         elif node.tag == "table":

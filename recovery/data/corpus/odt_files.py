@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from recovery.data.corpus.documents import UnreadableError
+from recovery.data.corpus.html_parts import one_line
 from recovery.data.corpus.outline import (
     CODE_STYLE,
     FIXED_FONT,
@@ -56,7 +57,7 @@ def open_document(archive: XmlArchive) -> tuple[Any, str, Reading]:
         raise UnreadableError("protected by a password")
     root = archive.xml("content.xml")
     meta = archive.xml_or_none("meta.xml")
-    title = "" if meta is None else " ".join((meta.findtext("{*}meta/{*}title") or "").split())
+    title = "" if meta is None else one_line(meta.findtext("{*}meta/{*}title") or "")
     styles = archive.xml_or_none("styles.xml")
     roots = [root, *([] if styles is None else [styles])]
     return root, title, Reading(_numbered(roots), _named_styles(roots), _raised_styles(roots))
@@ -217,7 +218,7 @@ class Reading:
         """Yield the texts of the paragraphs of a cell, also of those in its lists and tables."""
         for child in cell:
             if local(child) in ("p", "h"):
-                if words := " ".join(self._words(child).split()):
+                if words := one_line(self._words(child)):
                     yield words
             elif local(child) not in _UNSEEN and depth < _MOST_DEEP:
                 yield from self._paragraphs(child, depth + 1)

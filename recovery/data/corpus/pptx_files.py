@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from recovery.data.corpus.documents import counted
+from recovery.data.corpus.html_parts import one_line
 from recovery.data.corpus.outline import Cell, Outline, cell_text, raised
 from recovery.data.corpus.xlsx_files import shown
 from recovery.data.corpus.xml_archives import XmlArchive, attribute, local, office_formula, relation_id
@@ -45,9 +47,9 @@ def read_pptx(data: bytes, fallback_title: str) -> tuple[str, str, list[str]]:
         slide.write(outline)
         current_title = name
     hidden = len(slides) - len(visible)
-    notes = [f"{hidden} hidden slide{'s' * (hidden > 1)} left out"] if hidden else []
+    notes = [f"{counted(hidden, 'hidden slide')} left out"] if hidden else []
     if unread := sum(slide.unread for slide in visible):
-        notes.append(f"{unread} chart{'s' * (unread > 1)} without stored values by category left out")
+        notes.append(f"{counted(unread, 'chart')} without stored values by category left out")
     return title, outline.text, notes
 
 
@@ -72,10 +74,10 @@ class _Slide:
         self.hidden = root.get("show") in ("0", "false")
         shapes = list(_shapes(root.find("{*}cSld/{*}spTree")))
         heading = next((s for s in shapes if _placeholder_type(s) in _TITLES and _text(s).strip()), None)
-        self.named = " ".join(_text(heading).split()) if heading is not None else ""
+        self.named = one_line(_text(heading)) if heading is not None else ""
         if heading is None and shapes and _is_title(shapes[0]):
             heading = shapes[0]
-        self.title = " ".join(_text(heading).split()) if heading is not None else ""
+        self.title = one_line(_text(heading)) if heading is not None else ""
         self._shapes = [shape for shape in shapes if shape is not heading]
         layout = self.archive.of_type("slideLayout", self.name)
         master = self.archive.of_type("slideMaster", layout) if layout else ""

@@ -17,7 +17,7 @@ from typing import Any
 
 from lxml import etree
 
-from recovery.data.corpus.documents import UnreadableError
+from recovery.data.corpus.documents import UnreadableError, counted
 from recovery.data.corpus.outline import Cell, Outline, cell_text, formulas_without_value, is_number, names_columns
 from recovery.data.corpus.sentences import running, split_sentences
 from recovery.data.corpus.xml_archives import XmlArchive, local, relation_id
@@ -266,7 +266,7 @@ def sheets_text(
         raise UnreadableError("; ".join([f"no cell of the {kind} has text", *formulas_without_value(blanks)]))
     notes += formulas_without_value(blanks)
     if hidden_count:
-        notes.append(f"{hidden_count} hidden sheet{'s' * (hidden_count > 1)} left out")
+        notes.append(f"{counted(hidden_count, 'hidden sheet')} left out")
     return title, outline.text, notes
 
 

@@ -17,6 +17,7 @@ from urllib.parse import unquote
 from lxml import etree
 
 from recovery.data.corpus.documents import UnreadableError
+from recovery.data.corpus.html_parts import one_line
 
 _OLE = b"\xd0\xcf\x11\xe0"  # files of Office before 2007, and encrypted ones
 
@@ -79,7 +80,7 @@ class XmlArchive:
     def office_title(self) -> str:
         """Return the title in the properties of an Office file, "" without one."""
         root = self.xml_or_none(self.of_type("core-properties"))
-        return "" if root is None else " ".join((root.findtext("{*}title") or "").split())
+        return "" if root is None else one_line(root.findtext("{*}title") or "")
 
 
 def inside(folder: str, target: str) -> str:
