@@ -17,6 +17,7 @@ from recovery.data.corpus.outline import FIXED_FONT, Cell, cell_text
 from recovery.data.corpus.pdf_glyphs import GlyphNames
 from recovery.data.corpus.text import LOST_GLYPH
 
+Rule = tuple[float, float, float]  # where a straight line is, and from where to where it goes
 _Scale = tuple[float, float, float, float]
 _Box = tuple[float, float, float, float]  # left, bottom, right, top
 _LETTERS_MOST = 500_000  # of a page: far more than one can hold
@@ -145,12 +146,12 @@ class Line:
 
 @dataclass(frozen=True)
 class Grid:
-    """A ruled table: the edges of its columns and rows, and its rules as (place, from, to)."""
+    """A ruled table: the edges of its columns and rows, and its vertical and horizontal rules."""
 
     across: tuple[float, ...]
     down: tuple[float, ...]  # from the top
-    uprights: tuple[tuple[float, float, float], ...]
-    levels: tuple[tuple[float, float, float], ...]
+    uprights: tuple[Rule, ...]
+    levels: tuple[Rule, ...]
 
     def holds(self, word: Word) -> bool:
         x, y = word.middle
@@ -196,7 +197,7 @@ class Grid:
         return sum(1 for _ in takewhile(lambda place: self._start(*place) == at, places))
 
     @staticmethod
-    def _ruled(rules: Sequence[tuple[float, float, float]], at: float, one: float, other: float) -> bool:
+    def _ruled(rules: Sequence[Rule], at: float, one: float, other: float) -> bool:
         middle = (one + other) / 2
         return any(abs(place - at) <= _NEAR and low - 1 <= middle <= high + 1 for place, low, high in rules)
 
@@ -230,7 +231,7 @@ def _lines(pdfium: Any, text: Any, count: int, names: GlyphNames) -> Iterator[li
     box = pdfium.FS_RECTF()
     words: list[Word] = []
     letters, style = "", Style(0, False, False)
-    places: list[tuple[float, float, float, float]] = []
+    places: list[_Box] = []
 
     def end_word() -> None:
         nonlocal letters, places
@@ -342,9 +343,6 @@ def _objects(pdfium: Any, holder: Any, scale: _Scale = (1.0, 1.0, 0.0, 0.0), dep
             m = pdfium.FS_MATRIX()
             pdfium.FPDFPageObj_GetMatrix(object, m)
             yield from _objects(pdfium, object, (m.a * a, m.d * d, m.e * a + e, m.f * d + f), depth + 1)
-
-
-Rule = tuple[float, float, float]
 
 
 def _paths(pdfium: Any, objects: Sequence[tuple[Any, _Scale]]) -> Iterator[tuple[_Box, bool]]:
