@@ -28,7 +28,7 @@ from recovery.data.corpus.text import join_sentences
 from recovery.data.document_questions import ProbeGuard, askable_facts
 from recovery.types import Message, Probe
 
-_FEWEST, _MOST = 2, 12
+_FEWEST, _MOST = 2, 12  # entries that one sentence names
 _NAMED = re.compile(r"`([^`]+)`(?:\s*\([^()]*\))*\s*(?:[:–—]|-\s).*")
 
 

@@ -87,7 +87,6 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def write_texts(path: Path, texts: Iterable[RewrittenText]) -> None:
-    """Write texts, one a line."""
     write_json_lines(path, ({name: value for name, value in asdict(text).items() if value} for text in texts))
 
 

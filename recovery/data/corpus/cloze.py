@@ -1,6 +1,6 @@
 """Cloze gaps: names, numbers and terms of a sentence that a question can ask for. No model is needed.
 
-Word co-occurrence: neighbouring words separate nouns from adjectives and measure how similarly words are used.
+Counts of the neighbouring words tell nouns from adjectives and measure how similarly two words are used.
 """
 
 from __future__ import annotations

@@ -1,16 +1,4 @@
-"""Files that hold pages or texts of another format: letters, Jupyter notebooks, EPUB books.
-
-Text of letters (.eml): the subject is the title, the text is the plain part, or else the HTML part as Markdown.
-
-Names, addresses and dates are left out; so are attachments, which are counted, and what stands below the signature's
-line ("-- ").
-
-Text of Jupyter notebooks, as Markdown: their Markdown cells as written, and their code between fences.
-
-Outputs are left out: most are pictures, addresses in memory, progress bars or tables that are cut off.
-
-Text of EPUB books, as Markdown: the pages of the book in their order, each as an HTML page.
-"""
+"""Files that hold pages or texts of another format: zip and gzip archives, letters, Jupyter notebooks, EPUB books."""
 
 from __future__ import annotations
 
@@ -189,7 +177,11 @@ _HEADERS = ("subject", "from", "to", "date", "received", "message-id", "mime-ver
 
 
 def read_mail(data: bytes) -> tuple[str, str, list[str]]:
-    """Return the subject of a letter, its text and remarks."""
+    """Return the subject of a letter (.eml), its text and remarks.
+
+    The text is the plain part, or else the HTML part as Markdown, up to the signature ("-- "). Names, addresses and
+    dates are left out; so are attachments, which are counted.
+    """
     letter = email.message_from_bytes(_MARKS.sub(b"", data), policy=policy.default)
     if not any(name in letter for name in _HEADERS):
         raise UnreadableError("not a letter: it has no headers")
@@ -225,7 +217,11 @@ _TEXT_TYPES = ("text/markdown", "text/x-markdown", "text/restructuredtext", "tex
 
 
 def read_notebook(text: str) -> str:
-    """Return the text of a notebook of any version. Raise UnreadableError for another file."""
+    """Return the Markdown and the code (between fences) of a Jupyter notebook of any version, without its outputs.
+
+    Most outputs are pictures, addresses in memory, progress bars or truncated tables. Raise UnreadableError for a file
+    that is no notebook.
+    """
     try:
         book = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
@@ -286,7 +282,10 @@ _NO_TITLE = re.compile(r"(?:cover|title ?page|untitled|unknown|\W*)", re.IGNOREC
 
 
 def read_epub(data: bytes, fallback_title: str) -> tuple[str, str, list[str]]:
-    """Return the title of a book, its text and remarks. ``fallback_title`` is used if it has none."""
+    """Return the title of a book, its text (its HTML pages in order, as Markdown) and remarks.
+
+    ``fallback_title`` is used if it has none.
+    """
     archive = XmlArchive(data, "EPUB")
     roots = archive.xml(_CONTAINER).iterfind("{*}rootfiles/{*}rootfile")
     package = next(root.get("full-path") for root in roots)

@@ -38,7 +38,7 @@ def is_unseen(node: Any) -> bool:
     tag = node.tag
     if tag in _UNSEEN or _is_anchor(node):
         return True
-    if tag == "footer":  # in a quotation its source
+    if tag == "footer":  # that of a quotation names its source
         return node.getparent().tag != "blockquote"
     if tag in WHOLE:
         return False

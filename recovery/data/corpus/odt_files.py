@@ -1,11 +1,8 @@
-"""Text of OpenDocument texts, as Markdown: headings, lists, tables, notes and text boxes.
+"""OpenDocument texts and spreadsheets as Markdown.
 
-What a tracked change deleted is not read, nor are comments, tables of contents, headers and footers. Cells with a
-formula that has no stored value are counted.
-
-Text of OpenDocument spreadsheets, as Markdown: in the form of workbooks (:mod:`xlsx_files`).
-
-Cells are read as they are displayed, dates as 2026-11-28.
+Of texts: headings, lists, tables, notes and text boxes; not what a tracked change deleted, comments, tables of
+contents, headers and footers. Spreadsheets are written like workbooks (:mod:`xlsx_files`): cells as they are displayed,
+dates as 2026-11-28. Cells with a formula that has no stored value are counted.
 """
 
 from __future__ import annotations

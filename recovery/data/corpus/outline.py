@@ -15,8 +15,8 @@ from recovery.data.corpus.text import words
 # Tables of HTML pages as Markdown: which ones hold data, their header, and cells that span columns and rows.
 
 CELLS = words("td th")
-_LONGEST_CELL = 2_000  # characters: a table with a longer one arranges a page
-_ARRANGES = ("table", "pre", "hr", "dl", "h1", "h2", "h3", "h4", "h5", "h6")  # in the cells of such a table
+_LONGEST_CELL = 2_000  # characters: a table with a longer cell is used for the layout of a page
+_IN_LAYOUTS = ("table", "pre", "hr", "dl", "h1", "h2", "h3", "h4", "h5", "h6")  # elements only such a table contains
 
 
 @dataclass
@@ -32,9 +32,9 @@ class Cell:
 def is_data(table: Any) -> bool:
     """Return whether a table holds data: several columns of short cells and, without a header, no prose.
 
-    Other tables arrange a page, also one with a single text in each row: a note beside its sign, in DocBook.
+    Other tables are used for layout, also one with a single text in each row: DocBook puts a note beside its icon so.
     """
-    if table.get("role") == "presentation" or next(table.iterdescendants(*_ARRANGES), None) is not None:
+    if table.get("role") == "presentation" or next(table.iterdescendants(*_IN_LAYOUTS), None) is not None:
         return False
     rows = [[cell for cell in row if cell.tag in CELLS] for row in table.iterdescendants("tr")]
     longest = max((sum(map(len, cell.itertext())) for row in rows for cell in row), default=0)

@@ -107,7 +107,6 @@ class _Page:
         self._level = 0
 
     def html(self, node: Any) -> str:
-        """Return a node as HTML."""
         if isinstance(node, nodes.Text):
             return escape(node.astext(), quote=False)
         kind = type(node)
@@ -117,7 +116,7 @@ class _Page:
         return f"<{tag}>{self.inner(node)}</{tag}>\n" if tag else self.inner(node)
 
     def inner(self, node: Any) -> str:
-        """Return what is in a node as HTML."""
+        """Return the children of a node as HTML."""
         return "".join(map(self.html, node.children))
 
     def section(self, node: Any) -> str:

@@ -103,7 +103,6 @@ class _Shown(Directive):
     has_content = True
 
     def run(self) -> list[Any]:
-        """Return the nodes."""
         domain, _, self.name = self.name.lower().rpartition(":")
         self._parse()
         if self.name in _UNSEEN or (self.name in _MARKS and not self.content):

@@ -11,8 +11,10 @@ _TYPOGRAPHIC = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "�
 _DROPPED = re.compile(r"[.,;:!?\"'()\[\]{}_`~#|\\]")
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f]")
 _LINE_ENDS = re.compile(r"\r\n|[\r\v\f\x85]")
-_OF_TERMINALS = re.compile(r"([^\n])\x08(?=\1)|_\x08|\x08_|\x1b\[[0-?]*[ -/]*[@-~]")  # letters struck over, colours
-LOST_CONTROL, LOST_GLYPH = "\ufdd0", "\ufdd1"  # noncharacters, in place of what has no meaning, until it is counted
+# Letters that are typed twice or underlined by backspaces, and the escape sequences of colours.
+_OF_TERMINALS = re.compile(r"([^\n])\x08(?=\1)|_\x08|\x08_|\x1b\[[0-?]*[ -/]*[@-~]")
+# Noncharacters that stand for characters without a meaning until :func:`without_lost` removes and counts them.
+LOST_CONTROL, LOST_GLYPH = "\ufdd0", "\ufdd1"
 _LIGATURE = re.compile("[\ufb00-\ufb06]")
 # Places where a word may be broken, and byte-order marks within a text: no reader sees them.
 _BREAKS = re.compile("[\u00ad\u200b\u2060\ufeff]+")

@@ -114,7 +114,6 @@ def languages() -> dict[str, Language]:
 
 
 def english() -> Language:
-    """Return English."""
     return languages()["en"]
 
 
