@@ -144,7 +144,7 @@ def _descriptions(
             request = asks[turn % len(asks)].format(subject=name)
             for at in range(0, len(lines), _PER_PARAGRAPH):
                 yield _turns(request, join_sentences(lines[at : at + _PER_PARAGRAPH]))
-    for section in sections(sentences(documents, alone=False)) if wordings else ():
+    for section in sections(sentences(documents, alone=False)):
         before = ""
         for passage in section:
             first = passage.sentences[0]
@@ -164,7 +164,7 @@ def _chat(fact: Fact, turn: int, guard: ProbeGuard) -> Conversation | None:
         return None
     brief = turn % 2 == 0
     question = fact.brief_question(turn) if brief else fact.questions[turn]
-    if guard.has_wording(question) or guard.asks_the_same(question, fact.value):
+    if guard.asks_the_same(question, fact.value):
         return None
     answer = fact.value if brief else fact.statements[turn % len(fact.statements)]
     return _turns(question, answer)

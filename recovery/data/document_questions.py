@@ -199,7 +199,6 @@ _WH_FORMS = (
     '{Question} The answer is in "{title}".',
     'As stated in "{title}", {question} Reply briefly.',
 )
-_WORDINGS = 2  # per fact
 _FRAME = words(
     "version versions default defaults option options value values configuration config experimental introduced "
     "support added page pages with from into does should have been that this next nextjs name names type types called "
@@ -406,15 +405,12 @@ def _generated(corpus: Corpus, guard: ProbeGuard, seed: int, count: int) -> list
 
 
 def _fact_prompts(facts: Sequence[Fact], guard: ProbeGuard, count: int) -> dict[str, Prompt]:
-    """Return up to ``count`` prompts by normal form: every fact in the first wording, then in the next."""
+    """Return up to ``count`` prompts by normal form: every fact in the first wording, then in the second."""
     prompts: dict[str, Prompt] = {}
-    for turn in range(_WORDINGS):
-        for fact in facts:
-            if turn < len(fact.questions) and len(prompts) < count:
-                question = fact.questions[turn] if turn % 2 else fact.brief_question(turn)
-                if not guard.asks_the_same(question, fact.value):
-                    kind = fact.relation.split()[0]
-                    prompts.setdefault(normalise(question), question_prompt(question, fact.value, kind, fact.document))
+    for question, fact in [*((f.brief_question(0), f) for f in facts), *((f.questions[1], f) for f in facts)]:
+        if len(prompts) < count and not guard.asks_the_same(question, fact.value):
+            kind = fact.relation.split()[0]
+            prompts.setdefault(normalise(question), question_prompt(question, fact.value, kind, fact.document))
     return prompts
 
 

@@ -64,7 +64,6 @@ def test_facts_of_user_probes_are_not_asked_for_in_any_wording() -> None:
 def test_text_without_facts_gives_no_augmentation() -> None:
     made = augment([Document("a", "A", "Rain fell.", "a")], [], wordings=4)
     assert made.documents == made.conversations == () and made.facts == 0
-    assert augment(PAGES, [], wordings=0).descriptions == ()
 
 
 def test_description_chats_cover_all_facts_and_ask_for_none() -> None:
