@@ -46,6 +46,7 @@ _NAMED = re.compile(rf"{_SUBJECT} {_BE} (called|named|known as) $")
 _PASSIVE = re.compile(rf"{_SUBJECT} {_BE} ([a-z]+)((?: [a-z]+)?) (in|on|at|from|by|for|to|with|after|through|via) $")
 _PLACE = re.compile(rf"{_SUBJECT} {_BE} (?:located |based )?(?:in|at) $")
 # A number with a unit, or behind what it numbers, can be asked for where it stands: "Leave lasts how many weeks?"
+# A unit is a plural, perhaps behind one other word ("calendar days"); words in -is, -us and -ss are singular.
 _UNIT = re.compile(
     r" (?:(?!and|or|of|to|in|is|are|was|has)[a-z]+ )?"
     r"(?:(?!was|has|does)[a-z]{2,}(?<![iu]s)(?<!ss)s|percent|people)(?=[ .,!])"

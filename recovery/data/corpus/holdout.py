@@ -26,6 +26,7 @@ LEAST = 0.9  # Jaccard similarity of the sets of sequences
 _WORDS = 5  # of a sequence
 _FEWEST = 20  # sequences: shorter texts are not compared
 _BINS, _BAND = 64, 4  # at a similarity of 0.9 all sixteen bands differ in one pair of 4 million
+# Odd numbers, by which the hashes of the words of a sequence are weighted, so that their order counts.
 _FACTORS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93, 1], np.uint64)
 
 _LEAST_EQUAL = 48  # of the 64 numbers: at a similarity of 0.9 four standard deviations below the mean

@@ -18,7 +18,7 @@ from recovery.data.corpus.pdf_glyphs import GlyphNames
 from recovery.data.corpus.text import LOST_GLYPH
 
 Rule = tuple[float, float, float]  # where a straight line is, and from where to where it goes
-_Scale = tuple[float, float, float, float]
+_Scale = tuple[float, float, float, float]  # across and down, then the offsets: (a, d, e, f) of a PDF's matrix
 _Box = tuple[float, float, float, float]  # left, bottom, right, top
 _LETTERS_MOST = 500_000  # of a page: far more than one can hold
 _OBJECTS_MOST = 50_000  # of a page: PDFium takes minutes for the text of a few more
@@ -329,7 +329,7 @@ def _style(pdfium: Any, text: Any, number: int, styles: dict[int, Style]) -> Sty
 
 
 def _objects(pdfium: Any, holder: Any, scale: _Scale = (1.0, 1.0, 0.0, 0.0), depth: int = 0) -> Iterator[Any]:
-    """Yield the objects of a page, and of the forms on it, each with its scale and offset (a, d, e, f).
+    """Yield the objects of a page, and of the forms on it, each with its scale and offset.
 
     Not by PdfPage.get_objects, whose time grows with the square of their number.
     """

@@ -27,6 +27,7 @@ from recovery.types import Check, Message, Prompt
 
 # Two-turn dialogues, in which the second request depends on the first answer.
 
+# Rules that no second turn has: they concern the whole answer, or words that the first turn may have named already.
 _ALONE = frozenset({r.REPEAT, r.CONSTRAINED, r.JSON, r.LANGUAGE, r.TWO, r.FORBIDDEN, r.EXISTENCE, r.FREQUENCY})
 _RULES = tuple(id for id in sorted(RULES) if id not in _ALONE)
 
