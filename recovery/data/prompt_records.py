@@ -6,7 +6,6 @@ Rows of a table become such records.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any
 
 from recovery.data.corpus.json_lines import CHAT_KEYS, json_text
 from recovery.data.corpus.tables import LIST, TEXT, Table, TableError, of_source, open_hub, open_table, splits_of
-from recovery.data.corpus.text import normalise
+from recovery.data.corpus.text import hash_of, normalise
 from recovery.data.sources import TABLE_SUFFIXES, Source
 from recovery.errors import UsageError
 from recovery.types import Check, Message, Prompt, tools_of
@@ -124,7 +123,7 @@ def _texts(value: Any) -> Iterator[str]:
 def prompt_id(messages: Sequence[Message]) -> str:
     """Return a short id derived from the messages, for prompts without one."""
     text = "\x1f".join(f"{m['role']}\x1e{m['content']}{signature(m)}" for m in messages)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    return hash_of(text)[:12]
 
 
 def _messages(record: dict[str, Any]) -> tuple[Message, ...]:
@@ -248,7 +247,7 @@ def _checks(record: dict[str, Any]) -> tuple[Check, ...]:
 def prompts_hash(prompts: Sequence[Prompt]) -> str:
     """Return the hexadecimal SHA-256 of the prompts' content and order."""
     text = "\n".join(json.dumps(to_record(p), sort_keys=True, ensure_ascii=False) for p in prompts)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    return hash_of(text)
 
 
 def signature(message: Message) -> str:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from recovery.data.corpus.encodings import NotTextError, decode
+from recovery.data.corpus.text import SURROGATES
 from recovery.errors import UsageError, first_line
 
 # The fields of a record that hold a conversation.
 CHAT_KEYS = ("messages", "conversations", "conversation")
-_SURROGATES = re.compile("[\ud800-\udfff]")
 _ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -29,7 +29,7 @@ def load_json(text: str) -> Any:
     except ValueError as error:  # a number of thousands of digits
         raise json.JSONDecodeError(first_line(error), text, 0) from error
     half = _ESCAPED.search(text)
-    if half and _SURROGATES.search(json.dumps(value, ensure_ascii=False)):
+    if half and SURROGATES.search(json.dumps(value, ensure_ascii=False)):
         raise json.JSONDecodeError("half of a surrogate pair, which is no character,", text, half.start())
     return value
 
@@ -98,7 +98,7 @@ def json_text(value: Any) -> Any:
 
 def json_line(record: Any) -> str:
     """Return a record as one line of JSON that is valid UTF-8: lone surrogates are escaped."""
-    return _SURROGATES.sub(lambda match: f"\\u{ord(match[0]):04x}", json.dumps(record, ensure_ascii=False))
+    return SURROGATES.sub(lambda match: f"\\u{ord(match[0]):04x}", json.dumps(record, ensure_ascii=False))
 
 
 def write_json_lines(path: Path, records: Iterable[Any]) -> None:

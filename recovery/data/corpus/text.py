@@ -29,7 +29,7 @@ _FORMAT = re.compile(
     "\u2066-\u206f\ufe00-\ufe0f\ufeff\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3"
     "\U0001d173-\U0001d17a\U000e0001\U000e0020-\U000e007f\U000e0100-\U000e01ef]+"
 )
-_SURROGATES = re.compile("[\ud800-\udfff]")
+SURROGATES = re.compile("[\ud800-\udfff]")
 # Scripts without spaces between words: Thai to Khmer, kana and Han.
 _NO_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u318f\u3400-\u9fff\U00020000-\U0003ffff"
 _WITHOUT_SPACES = re.compile(f"[{_NO_SPACES}]")
@@ -113,9 +113,9 @@ def text_hash(text: str) -> str:
     return hash_of(normalise(text))
 
 
-def hash_of(normal: str) -> str:
-    """Return the hexadecimal SHA-256 of a text in normal form."""
-    return hashlib.sha256(normal.encode("utf-8", "surrogatepass")).hexdigest()
+def hash_of(text: str) -> str:
+    """Return the hexadecimal SHA-256 of a text as it is."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def share(text: str, salt: str = "") -> float:
@@ -137,7 +137,7 @@ def tidy(text: str) -> str:
     ``LOST_CONTROL``, for :func:`without_lost`. Surrogates, which no file can hold, are joined to the character of
     their pair or replaced.
     """
-    if _SURROGATES.search(text):
+    if SURROGATES.search(text):
         text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     text = unicodedata.normalize("NFC", text)
     if _ODD.search(text):
