@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 from recovery.data.corpus.documents import counted
@@ -53,24 +52,15 @@ def read_pptx(data: bytes, fallback_title: str) -> tuple[str, str, list[str]]:
     return title, outline.text, notes
 
 
-@dataclass
 class _Slide:
     """A slide. ``named`` is its title if it has one by its layout, ``title`` also a short text above the others.
 
     ``unread`` counts the charts of which no value is read.
     """
 
-    archive: XmlArchive
-    name: str
-    hidden: bool = False
-    named: str = ""
-    title: str = ""
-    unread: int = 0
-    _shapes: list[Any] = field(default_factory=list)
-    _styles: list[Any] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        root = self.archive.xml(self.name)
+    def __init__(self, archive: XmlArchive, name: str) -> None:
+        self._archive, self._name, self.unread = archive, name, 0
+        root = archive.xml(name)
         self.hidden = root.get("show") in ("0", "false")
         shapes = list(_shapes(root.find("{*}cSld/{*}spTree")))
         heading = next((s for s in shapes if _placeholder_type(s) in _TITLES and _text(s).strip()), None)
@@ -79,9 +69,9 @@ class _Slide:
             heading = shapes[0]
         self.title = one_line(_text(heading)) if heading is not None else ""
         self._shapes = [shape for shape in shapes if shape is not heading]
-        layout = self.archive.of_type("slideLayout", self.name)
-        master = self.archive.of_type("slideMaster", layout) if layout else ""
-        self._styles = [self.archive.xml(name) for name in (layout, master) if name]
+        layout = archive.of_type("slideLayout", name)
+        master = archive.of_type("slideMaster", layout) if layout else ""
+        self._styles = [archive.xml(part) for part in (layout, master) if part]
 
     def write(self, outline: Outline) -> None:
         """Add the content of the slide below its title, and its notes."""
@@ -92,8 +82,8 @@ class _Slide:
                 outline.table(list(_rows(table)))
             else:
                 self._write_graphic(shape, outline)
-        notes = self.archive.of_type("notesSlide", self.name)
-        for shape in _shapes(self.archive.xml(notes).find("{*}cSld/{*}spTree")) if notes else ():
+        notes = self._archive.of_type("notesSlide", self._name)
+        for shape in _shapes(self._archive.xml(notes).find("{*}cSld/{*}spTree")) if notes else ():
             if _placeholder_type(shape) == "body":
                 for paragraph in shape.iterfind("{*}txBody/{*}p"):
                     outline.paragraph(_words(paragraph))
@@ -130,17 +120,17 @@ class _Slide:
     def _write_graphic(self, shape: Any, outline: Outline) -> None:
         """Add the values of a chart, or the texts of a diagram (SmartArt) in the order in which they are written."""
         data = shape.find("{*}graphic/{*}graphicData")
-        related = self.archive.related(self.name)
+        related = self._archive.related(self._name)
         for reference in data if data is not None else ():
             part = related.get(attribute(reference, "dm") or relation_id(reference))
-            if part is None or part.name not in self.archive:
+            if part is None or part.name not in self._archive:
                 continue
             if local(reference) == "chart":
-                rows = list(_chart_rows(self.archive.xml(part.name)))
+                rows = list(_chart_rows(self._archive.xml(part.name)))
                 outline.table(rows)
                 self.unread += not rows
             elif local(reference) == "relIds":
-                for text in self.archive.xml(part.name).iterfind("{*}ptLst/{*}pt/{*}t"):
+                for text in self._archive.xml(part.name).iterfind("{*}ptLst/{*}pt/{*}t"):
                     outline.item(" ".join(map(_words, text.iterfind("{*}p"))))
 
 
