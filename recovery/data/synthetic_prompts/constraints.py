@@ -39,8 +39,8 @@ LOWER = "change_case:english_lowercase"
 NO_COMMA = "punctuation:no_comma"
 QUOTATION = "startend:quotation"
 
-NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
-ORDINALS = ("", "first", "second", "third", "fourth", "fifth")
+NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
+ORDINALS = ("", "first", "second", "third", "fourth")
 LANGUAGES = {
     "de": "German", "fr": "French", "es": "Spanish", "it": "Italian", "pt": "Portuguese", "ru": "Russian",
     "hi": "Hindi", "ar": "Arabic", "vi": "Vietnamese", "fi": "Finnish", "sw": "Swahili", "ko": "Korean",
@@ -78,8 +78,8 @@ def _worded(id: str, *, requires: Sequence[str] = (), words: int = 0) -> Draw:
 
 
 def _count(rng: random.Random, n: int) -> str:
-    """Return a number in words or digits, so that prompts have both."""
-    return NUMBERS[n] if n < len(NUMBERS) and rng.random() < 0.6 else str(n)
+    """Return a number up to eight in words or digits, so that prompts have both."""
+    return NUMBERS[n] if rng.random() < 0.6 else str(n)
 
 
 def _s(n: int) -> str:
