@@ -101,7 +101,9 @@ def _table(facts: Sequence[Fact], asked: bool) -> str:
     with console.capture() as capture:
         for document, fates_of in counts.items():
             parts, total = ", ".join(f"{name} {count:,}" for name, count in sorted(fates_of.items())), fates_of.total()
-            console.print(f"{document or 'no document named'}: {total:,} fact{'s' * (total > 1)}: {parts}", soft_wrap=True)
+            console.print(
+                f"{document or 'no document named'}: {total:,} fact{'s' * (total > 1)}: {parts}", soft_wrap=True
+            )
         console.print(table)
         if not asked:
             shown = f"shown: {min(_SHOWN, len(changed)):,} of {len(changed):,} facts that were learnt or lost"
