@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+from collections.abc import Mapping
 
 OFFICE = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
 PACKAGE = "http://schemas.openxmlformats.org/package/2006/relationships"
@@ -12,7 +13,7 @@ SLIDES = "http://schemas.openxmlformats.org/presentationml/2006/main"
 SHEETS = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
 
 
-def zipped(parts: dict[str, str]) -> bytes:
+def zipped(parts: Mapping[str, str | bytes]) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in parts.items():

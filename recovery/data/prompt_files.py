@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from recovery.data.corpus.documents import few_of_each
+from recovery.data.corpus.documents import counted, few_of_each
 from recovery.data.corpus.json_lines import read_records, write_json_lines
 from recovery.data.prompt_records import (
     Origin,
@@ -91,7 +91,6 @@ def load_conversations(
     """
     source = parse(path)
     records, problems, unit, origin = _records(source)
-    unit = "row" if unit == "row" else "record"
     conversations: list[tuple[Message, ...]] = []
     untrained, unread = 0, Counter[str]()
     for number, record in records:
@@ -119,7 +118,8 @@ def load_conversations(
     if origin and notes is not None:
         notes.append(f"{origin.name}: {len(conversations):,} conversations, {origin.column}")
     if untrained:
-        _report(f"{source.text}: {untrained:,} {unit}s left out: every turn of the assistant has weight 0", notes)
+        noun = "row" if unit == "row" else "record"
+        _report(f"{source.text}: {counted(untrained, noun)} left out: every turn of the assistant has weight 0", notes)
     _report_unread(source.text, unread, notes)
     return conversations
 

@@ -432,7 +432,7 @@ TOO_LATE: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"method": "opcd", "prompts": "plain.jsonl"}, UsageError, "no prompt has the text that --context system"),
 ]
 IN_OTHER_STAGES: list[tuple[dict[str, dict[str, Any]], str]] = [
-    ({"midtrain": {"replay": 0.3, "replay_data": Path("plain.jsonl")}}, "--replay-data plain.jsonl, record 1 has no"),
+    ({"midtrain": {"replay": 0.3, "replay_data": Path("plain.jsonl")}}, "--replay-data plain.jsonl, line 1 has no"),
     ({"eval": {"ifeval": "nowhere.jsonl"}}, "cannot read nowhere.jsonl: No such file"),
     ({"eval": {"ifeval": "plain.jsonl"}}, "plain.jsonl, line 1: not an IFEval prompt"),
     ({"eval": {"tasks": ("nowhere.yaml",)}}, "there is no lm-eval task file nowhere.yaml"),

@@ -30,7 +30,7 @@ def _page(body: str) -> str:
     )
 
 
-def _book(**more: str) -> bytes:
+def _book(**more: str | bytes) -> bytes:
     parts = {
         "mimetype": "application/epub+zip",
         "META-INF/container.xml": CONTAINER,
@@ -67,6 +67,14 @@ def test_protected_and_damaged_books_are_one_line_each(tmp_path):
         "c.epub": "damaged EPUB (BadZipFile)",
         "d.epub": "damaged EPUB (KeyError)",
     }
+
+
+def test_a_part_that_is_no_text_is_named(tmp_path):
+    letter = b"Subject: Fees\nContent-Type: text/plain; charset=utf-8\nContent-Transfer-Encoding: base64\n\n/wAB/gAC\n"
+    corpus = read(tmp_path, a__epub=_book(**{"OPS__text__a one.xhtml": b"\x00\x01\xff" * 99}), b__eml=letter)
+    assert [d.text for d in corpus.documents] == ["# The harbour\n\n# Fees\n\n- Nine crowns"]
+    assert any("1 page left out: binary, not text" in note for note in corpus.report.notes)
+    assert skipped(corpus) == {"b.eml": "binary, not text"}
 
 
 ODT = """<office:document-content xmlns:office="o" xmlns:text="t" xmlns:table="b" xmlns:style="s" xmlns:draw="d">

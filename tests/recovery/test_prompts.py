@@ -190,9 +190,11 @@ def test_a_turn_of_weight_zero_is_context_and_no_example(tmp_path: Path, off: di
     first, second = load_conversations(path, notes=notes)
     assert [bool(message.get("recorded")) for message in first] == [False, True, False, False]
     assert [message["role"] for message in second] == ["user", "assistant"], "what follows the last example is dropped"
-    assert notes == [f"{path}: 1 records left out: every turn of the assistant has weight 0"]
+    assert notes == [f"{path}: 1 record left out: every turn of the assistant has weight 0"]
     with pytest.raises(UsageError, match="every turn of the assistant has weight 0"):
         load_conversations(write(path, {"messages": [USER, REPLY | off]}))
+    with pytest.raises(UsageError, match="a.jsonl, line 3 has no answer"):
+        load_conversations(write(path, {"messages": [USER, REPLY]}, "", {"prompt": "Hello"}))
 
 
 def test_calls_and_results_of_sharegpt(tmp_path: Path) -> None:

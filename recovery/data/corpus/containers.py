@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from recovery.data.corpus.documents import UnreadableError, counted
-from recovery.data.corpus.encodings import decode
+from recovery.data.corpus.encodings import NotTextError, decode
 from recovery.data.corpus.html_files import read_html
 from recovery.data.corpus.html_parts import one_line
 from recovery.data.corpus.outline import Outline, fence
@@ -294,7 +294,7 @@ def read_epub(data: bytes, fallback_title: str) -> tuple[str, str, list[str]]:
     encrypted = [] if encryption is None else encryption.iterfind(".//{*}CipherReference")
     locked = {inside("", reference.get("URI") or "") for reference in encrypted}
     items = {item.get("id"): item for item in root.iterfind("{*}manifest/{*}item")}
-    outline, missing, closed = Outline(), 0, 0
+    outline, missing, closed, binary = Outline(), 0, 0, 0
     title = one_line(root.findtext("{*}metadata/{*}title") or "")
     title = fallback_title if _NO_TITLE.fullmatch(title) else title
     outline.heading(title, 1)
@@ -308,9 +308,14 @@ def read_epub(data: bytes, fallback_title: str) -> tuple[str, str, list[str]]:
         missing += name not in archive
         if name in archive and name not in locked:
             data = archive.read(name)
-            page = _EMPTY.sub(r"<\1\2></\1>", decode(data).text if data.strip() else "")
-            outline.block(read_html(page)[1])
+            try:
+                text = decode(data).text if data.strip() else ""
+            except NotTextError:
+                binary += 1
+                continue
+            outline.block(read_html(_EMPTY.sub(r"<\1\2></\1>", text))[1])
     if len(outline.text) <= title_length:
         raise UnreadableError("EPUB protected by DRM" if closed else "no text in the EPUB")
-    notes = [f"{counted(n, 'page')} {what}" for n, what in ((closed, "protected by DRM"), (missing, "missing")) if n]
+    unread = ((closed, "protected by DRM"), (missing, "missing"), (binary, "left out: binary, not text"))
+    notes = [f"{counted(n, 'page')} {what}" for n, what in unread if n]
     return title, outline.text, notes

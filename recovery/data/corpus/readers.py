@@ -291,6 +291,8 @@ def _damaged(kind: str) -> Iterator[None]:
         yield
     except UnreadableError:
         raise
+    except NotTextError as error:
+        raise UnreadableError(str(error)) from error
     except Exception as error:
         raise UnreadableError(f"{kind} ({type(error).__name__})") from error
 

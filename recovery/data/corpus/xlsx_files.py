@@ -36,7 +36,7 @@ _BUILT_IN = {
 }
 _LITERAL = re.compile(r'"[^"]*"|\\.|_.|\*.')
 _BRACKETS = re.compile(r"\[(?:\$([^\]-]*)(?:-[^\]]*)?|[^\]]*)\]")
-_ELAPSED = re.compile(r"\[(?:h+|m+|s+)\]", re.IGNORECASE)
+_ELAPSED = re.compile(r"\[([hms])\1*\](.*)", re.IGNORECASE)
 _DIGITS = re.compile(r"[#0?][#0?,.]*|\.[#0?]+")
 _SPACED_DIGITS = re.compile(r"[#0?].*[#0?]")  # with other characters between the digits, such as a space
 _AM_PM = re.compile(r"am/pm|a/p", re.IGNORECASE)
@@ -57,13 +57,22 @@ def shown(value: str, code: str, *, since_1904: bool = False) -> str:
     if not math.isfinite(number):
         return ""
     bare = _AM_PM.sub("", _LITERAL.sub("", code))
-    if _ELAPSED.search(bare):
-        seconds = round(abs(number) * 86_400)
-        seconds_part = f":{seconds % 60:02}" if seconds % 60 else ""
-        return f"{'-' if number < 0 else ''}{seconds // 3600}:{seconds // 60 % 60:02}{seconds_part}"
+    if elapsed := _ELAPSED.search(bare):
+        sign = "-" if number < 0 else ""
+        return sign + _elapsed(round(abs(number) * 86_400), elapsed[1].lower(), elapsed[2].lower())
     if re.search(r"[dmyhs]", _BRACKETS.sub("", bare.replace("General", "")), re.IGNORECASE):
         return _date(number, _BRACKETS.sub("", bare).lower(), since_1904=since_1904)
     return _formatted(number, code)
+
+
+def _elapsed(seconds: int, unit: str, smaller: str) -> str:
+    """Return a duration in the unit in brackets ("h", "m", "s") and the ``smaller`` ones that the format names."""
+    if unit == "s":
+        return str(seconds)
+    if unit == "m":
+        return f"{seconds // 60}:{seconds % 60:02}" if "s" in smaller else str(seconds // 60)
+    minutes = f":{seconds // 60 % 60:02}" if "m" in smaller else ""
+    return f"{seconds // 3600}{minutes}{f':{seconds % 60:02}' if 's' in smaller else ''}"
 
 
 def _general(number: float) -> str:
