@@ -68,12 +68,13 @@ def _size(count: int) -> str:
 @common.as_json
 def checkpoints(workspace: Workspace, as_json: bool) -> None:
     """List the checkpoints and where they came from."""
-    from pipelines.cli.stage_options import checkpoint_json
     from pipelines.runtime.registry import reading
 
     with reading(workspace) as registry:
         registered, latest = registry.all(), registry.latest()
-    rows = [checkpoint_json(c) | {"latest": latest is not None and c.name == latest.name} for c in registered]
+    rows = [
+        stage_options.checkpoint_json(c) | {"latest": latest is not None and c.name == latest.name} for c in registered
+    ]
 
     def text() -> str:
         lines = [
@@ -166,7 +167,7 @@ def interpolate(
     """
     from pipelines.cycle_plan import check_no_plan
 
-    flags = {key: value for key, value in common.given(context).items() if value != ()}
+    flags = common.given(context)
     wanted = build(InterpolateConfig, flags, recipe)  # wrong flags are reported before anything is opened
     stage_options.check_clean_model(workspace, model, wanted.student, wanted.origin)
     with (

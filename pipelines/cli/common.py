@@ -22,7 +22,7 @@ from recovery.settings import check_value
 from recovery.workspace import Workspace
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-Decorator = Callable[[Function], Function]
+Decorator = Callable[[Any], Any]
 
 DEFAULT_WORKSPACE = Path("recovery-workspace")
 DATABASE = "RECOVER_DATABASE"
@@ -192,7 +192,7 @@ def workspace(function: Function) -> Function:
     )(function)
 
 
-def report_to(*, required: bool = False) -> Decorator[Any]:
+def report_to(*, required: bool = False) -> Decorator:
     """Return the option ``--report-to``, whose names are in the :class:`Workspace`."""
     return click.option(
         "--report-to",
@@ -244,7 +244,7 @@ class ShortHelp(click.Command):
             context.exit()
 
 
-def _model(default: str) -> Decorator[Any]:
+def _model(default: str) -> Decorator:
     """Return the options ``--model`` and ``--base-model``, which is kept in the context."""
     named = click.option(
         "--model",
@@ -265,28 +265,28 @@ def _model(default: str) -> Decorator[Any]:
 
 model = _model("the workspace's, else miniature")
 own_model = _model("the workspace's; a new one asks")
-seeds: Decorator[Any] = click.option(
+seeds: Decorator = click.option(
     "--seeds",
     metavar="0,1,2",
     callback=_read_seeds,
     help="Several seeds, each in its own workspace, and a table over them.",
 )
-write_docs: Decorator[Any] = click.option(
+write_docs: Decorator = click.option(
     "--write-docs",
     type=NamedPath(dir_okay=False),
     metavar="FILE",
     callback=_check_page,
     help="Write the table to a file, e.g. docs/results.md.",
 )
-as_json: Decorator[Any] = click.option(
+as_json: Decorator = click.option(
     "--json", "as_json", is_flag=True, help="Print the result as JSON on standard output."
 )
-dry_run: Decorator[Any] = click.option(
+dry_run: Decorator = click.option(
     "--dry-run",
     is_flag=True,
     help="Print the resolved plan (documents, tokens, steps, memory, time) and stop.",
 )
-recipe: Decorator[Any] = click.option(
+recipe: Decorator = click.option(
     "--recipe",
     type=NamedPath(exists=True, dir_okay=False),
     callback=lambda _context, _parameter, path: read_recipe(path) if path else Recipe(),

@@ -89,6 +89,7 @@ def command(
 def drift(
     context: click.Context,
     /,
+    checkpoint: str,
     workspace: Workspace,
     model: str | None,
     recipe: Recipe,
@@ -103,7 +104,6 @@ def drift(
     chance alone, and the divergences of the two distributions on requests and on held-out documents. The result is
     recorded in the tracker.
     """
-    checkpoint = context.params["checkpoint"]
     stage_options.check_clean_model(workspace, model, checkpoint, reference)
     with stage_options.at_work(workspace, "recover drift", model=model, exclusive=False) as session:
         session.check_names(checkpoint, reference)  # a wrong name is reported before torch is imported

@@ -192,7 +192,6 @@ def resume(workspace: Workspace, dry_run: bool, as_json: bool) -> None:
 
     existing(workspace)
     from pipelines.cycle_plan import begun_from_recipes, interrupted, read_plan, resumable
-    from recovery.config import naming_recipes
 
     with stage_options.at_work(workspace, "recover resume") as session:
         if dry_run:

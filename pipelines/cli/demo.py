@@ -17,6 +17,7 @@ from pipelines.cli import common, stage_options
 from pipelines.cli.stage_options import option_of
 from recovery.config import EvalConfig, ModelConfig, build_cycle
 from recovery.config.midtrain import WRITER_FILE
+from recovery.errors import UsageError
 from recovery.settings import settings_of
 from recovery.workspace import Workspace
 
@@ -47,7 +48,6 @@ class Asked:
     def check(self) -> None:
         """Raise UsageError for an option that needs an example, or for an unknown arm."""
         from recovery.arms import arm_named
-        from recovery.errors import UsageError
 
         if self.example is None:
             options = [name for name in ("short", "arms", "cycles", "records") if getattr(self, name)]
@@ -173,7 +173,6 @@ def write_page(workspace: Workspace, asked: Asked) -> tuple[list[Any], str]:
     from pipelines.data.question_splits import held_out_ids
     from pipelines.experiments.page import page
     from pipelines.experiments.records import read_records
-    from recovery.errors import UsageError
 
     kept = asked.kept(workspace)
     records = [record for record in read_records(kept) if (record.short, record.cut) == (asked.short, asked.cut)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 
 from pipelines.cli import common, stage_options
-from pipelines.cli.common import ShortHelp
 from pipelines.cli.stage_options import option_of, options_of, several
 from recovery.config import DistillConfig, build
+from recovery.errors import UsageError
 
 # Options of a training stage: those of `recover distill`, and the settings that `recover train` adds.
 
@@ -124,7 +124,6 @@ def _clean_model(config: DistillConfig) -> str | None:
     Raises UsageError if the clean model teaches a student from elsewhere: it may have been made from any.
     """
     from pipelines.runtime.checkpoint_names import is_elsewhere
-    from recovery.errors import UsageError
 
     teachers = config.teaching.weights if config.lam > 0 else {}
     own = teachers.keys() & {"base", "latest"}
@@ -146,7 +145,7 @@ def _clean_model(config: DistillConfig) -> str | None:
 
 
 @click.command(
-    cls=ShortHelp,
+    cls=common.ShortHelp,
     common="method teacher student model workspace recipe prompts data reward steps lr tuning engine dry_run",
 )
 @option_of(DistillConfig, "method")

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import click
 
 from pipelines.cli import common
+from recovery.errors import UsageError
 from recovery.workspace import Workspace
 
 GIB = 1024**3
@@ -179,7 +180,6 @@ def look_at_tracker(workspace: Workspace) -> list[Finding]:
     """Check that the workspace's tracker can be read and written: the one given, or its own if it has one by now."""
     from db import DatabaseError, MissingDatabaseError, open_database
     from pipelines.runtime.registry import open_tracker, tracker_address
-    from recovery.errors import UsageError
 
     if workspace.tracker is None and not (workspace.exists or Path(workspace.database).exists()):
         return []

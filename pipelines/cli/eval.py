@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from pipelines.cli import common, stage_options
 from pipelines.cli.stage_options import option_of, options_of
 from recovery.config import EvalConfig, Recipe, build
+from recovery.errors import UsageError
 from recovery.workspace import Workspace
-
-if TYPE_CHECKING:
-    from pipelines.evaluation.plan import EvalPlan
-    from pipelines.runtime.session import Session
 
 
 @click.command(
@@ -108,9 +106,7 @@ def command(
         from pipelines.evaluation.stage import evaluate, how_measured, measured, newest_measured
         from recovery.models.hardware import gpu_name
 
-        def planned(session: Session, config: EvalConfig) -> EvalPlan:
-            return plan_evaluate(session, config, inputs=inputs)
-
+        planned = partial(plan_evaluate, inputs=inputs)
         if config.trial:
             config = stage_options.trial_sizes(session, "eval", config, flags, planned)
         plan = planned(session, config)
@@ -132,7 +128,6 @@ def command(
 def _exported_file(config: EvalConfig, workspace: Workspace) -> Path:
     """Return the file that --runtime serves, of a workspace that exists."""
     from pipelines.runtime.registry import existing
-    from recovery.errors import UsageError
     from recovery.models.gguf_files.header import is_gguf
 
     existing(workspace)
@@ -146,7 +141,6 @@ def _import(
     context: click.Context, workspace: Workspace, model: str | None, logs: Path, dry_run: bool, as_json: bool
 ) -> None:
     """Record the results in another tool's logs; needs no model."""
-    from recovery.errors import UsageError
 
     if "checkpoint" not in common.given(context):
         raise UsageError(f"whose results are in {logs}? recover eval CHECKPOINT --import {logs}")
@@ -172,7 +166,6 @@ def _import(
 def _judge(ifeval: str | None, responses: Path, as_json: bool) -> None:
     """Judge responses from elsewhere; needs no model and no workspace."""
     from evals.instruction_following import judge_file
-    from recovery.errors import UsageError
 
     if ifeval is None or not Path(ifeval).is_file():
         raise UsageError(f"--responses {responses} needs the prompts they answer: give a file with --ifeval")

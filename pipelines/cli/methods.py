@@ -113,10 +113,9 @@ def _page(method: Method, config: DistillConfig) -> str:
         f"  in short  alpha {config.alpha:g}, lambda {config.lam:g}, teacher {config.teacher}, {objective(config)}",
         f"  use       when {method.use}" if not method.use.startswith("to ") else f"  use       {method.use}",
         f"  not       when {method.avoid}",
+        *([f"  needs     {method.expects}"] if method.expects else []),
         *([f"  measured  {method.measured} (docs/studies.md)"] if method.measured else []),
         f"  settings  {settings}",
         f"  source    {method.source}",
     ]
-    if method.expects:
-        lines.insert(5, f"  needs     {method.expects}")
     return "\n".join(lines)

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 import click
 
 from pipelines.cli import common, stage_options
+from pipelines.cli.main import INTERRUPTED
 from recovery.errors import UsageError
 from recovery.workspace import Workspace
 
 if TYPE_CHECKING:
     from pipelines.data.probe_build import Ask
-
-_COUNT = 400
 
 
 @click.group()
@@ -34,7 +33,7 @@ def command() -> None:
 )
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.option(
-    "--count", type=common.WholeRange(min=1), default=_COUNT, show_default=True, help="Maximum number of probes."
+    "--count", type=common.WholeRange(min=1), default=400, show_default=True, help="Maximum number of probes."
 )
 @stage_options.documents(
     "--control", help="Documents that will not be trained on: probes about them must stay at chance."
@@ -93,7 +92,7 @@ def build(
             made = make(sources, count=count, seed=seed, ask=ask, writer=writer or "")
         except KeyboardInterrupt:
             common.note("interrupted: nothing was written")
-            raise click.exceptions.Exit(stage_options.INTERRUPTED) from None
+            raise click.exceptions.Exit(INTERRUPTED) from None
     write_probes(target, made.probes)
     lines = [*made.lines, *drawn_lines(made.probes, seed), f"wrote {target}; review it: recover probes review {target}"]
     common.emit({"path": str(target), **made.summary()}, as_json, "\n".join(lines))

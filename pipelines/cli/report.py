@@ -15,8 +15,6 @@ from recovery.workspace import Workspace, write_atomically
 if TYPE_CHECKING:
     from pipelines.runtime.session import Session
 
-_FILE = common.NamedPath(dir_okay=False)
-
 
 @click.command()
 @click.argument("cycle", required=False)
@@ -29,7 +27,7 @@ _FILE = common.NamedPath(dir_okay=False)
 @click.option("--figures/--no-figures", default=True, help="Charts in the HTML file, which add 4.7 MB.")
 @click.option(
     "--bundle",
-    type=_FILE,
+    type=common.NamedPath(dir_okay=False),
     metavar="FILE",
     help="Write the evidence for the gate's last judgement to a zip file instead, with a SHA-256 of each part.",
 )

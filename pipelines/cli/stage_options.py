@@ -13,12 +13,13 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pipelines.cli import common
-from pipelines.cli.common import EMPTY, FiniteRange, NamedPath, WholeRange
+from pipelines.cli.common import EMPTY, Decorator, FiniteRange, Function, NamedPath, WholeRange
+from pipelines.cli.main import INTERRUPTED
 from recovery.config import (
     SECTIONS,
     CycleConfig,
@@ -45,9 +46,6 @@ if TYPE_CHECKING:
     from recovery.config.build import Config
 
 # Options made from the declarations of the settings (:mod:`recovery.settings`).
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-Decorator = Callable[[Any], Any]
 
 _PRESET = {name for method in METHODS.values() for name in method.settings}
 
@@ -213,9 +211,6 @@ def _adapter(*tunings: str) -> _Rule:
 def _responses(config: EvalConfig) -> _Rule:
     remedy = "is about IFEval's own prompts: name their file, or 'hub', with --ifeval"
     return ("ifeval_tokens",), config.ifeval is not None, remedy
-
-
-INTERRUPTED = 130
 
 
 def _say_retired(_context: click.Context, parameter: click.Parameter, value: Any) -> None:

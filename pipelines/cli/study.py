@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from pipelines.cli import common, stage_options
+from recovery.errors import UsageError
 from recovery.workspace import Workspace
 
 ALL, RESULTS = "all", "results"
@@ -128,7 +129,6 @@ def corpora(folder: Path, count: int, seed: int, as_json: bool) -> None:
 
     The folders q1, q2 and so on in FOLDER must be new or empty.
     """
-    from recovery.errors import UsageError
     from recovery.miniature.corpora import write_corpora
 
     for number in range(1, count + 1):  # the documents there would become part of the corpus
