@@ -19,7 +19,7 @@ from pipelines.planning.activations import GPU_UTILISATION, Setup
 from pipelines.planning.architecture import Architecture
 from pipelines.planning.configurations import Card, CardPlan, Request, card_of, in_cycles, plan_card
 from pipelines.planning.memory import CUDA_CONTEXT, MARGIN_GPU, parameters_of
-from pipelines.table import GIB, duration, size
+from pipelines.table import GIB, aligned, duration, size
 from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, Recipe, build, build_cycle, model_recipe
 from recovery.data.corpus.folder import read_corpus
 from recovery.engines import WEIGHTS_ALLOWED, WORKSPACE
@@ -231,22 +231,9 @@ def _assumptions(asked: Request, cards: Sequence[Card]) -> list[str]:
 
 
 def _card_text(plan: CardPlan) -> str:
-    header = (
-        "",
-        "weights",
-        "optimizer",
-        "teachers",
-        "gradients",
-        "activations",
-        "other",
-        "peak",
-        "",
-        "budget",
-        "cycle",
-    )
-    rows: list[tuple[str, ...]] = [header]
+    known = ("weights", "optimizer", "teachers", "gradients", "activations")
+    rows: list[tuple[str, ...]] = [("", *known, "other", "peak", "", "budget", "cycle")]
     for number, choice in enumerate(plan.choices):
-        known = ("weights", "optimizer", "teachers", "gradients", "activations")
         other = sum(bytes_ for name, bytes_ in choice.parts.items() if name not in known)
         rows.append(
             (
@@ -259,12 +246,7 @@ def _card_text(plan: CardPlan) -> str:
                 duration(choice.total) if choice.fits else "-",
             )
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
-    lines = ["", f"{plan.card}, {size(plan.memory)} (in GiB):"]
-    for row in rows:
-        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        lines.append("  ".join(cells).rstrip())
-    lines += plan.notes
+    lines = ["", f"{plan.card}, {size(plan.memory)} (in GiB):", *aligned(rows), *plan.notes]
     if plan.recommended is None:
         lines.append("nothing fits: use more GPUs (--gpus 2x80GB), a larger one, or a smaller model")
         return "\n".join(lines)

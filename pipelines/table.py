@@ -70,14 +70,18 @@ def table(rows: Sequence[PlanRow], free: int) -> str:
     for row in rows:
         name = f"cycle {row.cycle}: {row.part}" if several and row.cycle is not None else row.part
         cells.append((name, duration(row.seconds), size(row.memory)))
-    cells.append(("total, at most", duration(seconds), f"{size(memory)} at the peak, {size(free)} free"))
-    first, second = (max(len(cell[column]) for cell in cells) for column in (0, 1))
-    third = max(len(cell[2]) for cell in cells[:-1])
-    lines = [f"{name:<{first}}  {time:>{second}}  {peak:>{third}}" for name, time, peak in cells[:-1]]
-    name, time, peak = cells[-1]
-    width = max(0, third - len(size(memory)))
-    short = ["less memory is free now than this needs: close other programs first"] if memory > free else []
-    return "\n".join([*lines, f"{name:<{first}}  {time:>{second}}  {'':{width}}{peak}", *short])
+    cells.append(("total, at most", duration(seconds), size(memory)))
+    lines = aligned(cells)
+    lines[-1] += f" at the peak, {size(free)} free"
+    if memory > free:
+        lines.append("less memory is free now than this needs: close other programs first")
+    return "\n".join(lines)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows of cells as lines: the first column is aligned to the left, the others to the right."""
+    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
+    return ["  ".join((row[0].ljust(first), *map(str.rjust, row[1:], others))).rstrip() for row in rows]
 
 
 def compared(rows: Sequence[PlanRow], stages: Sequence[Stage]) -> str:

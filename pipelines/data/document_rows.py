@@ -18,6 +18,7 @@ from recovery.workspace import Checkpoint
 
 _DOCUMENT_ENDS = ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "<｜end▁of▁sentence｜>")
 _TITLE_SHARE = 0.25
+_RARE = "\u16a0\U0001f70d\U00013000\ua66e"  # of four scripts: what knows these encodes by bytes
 
 Encode = Callable[[str], list[int]]
 
@@ -34,20 +35,21 @@ def unknown_characters(documents: Iterable[Document], tokenizer: Any) -> tuple[i
 
     White space is not counted. Most tokenizers encode any character by its bytes and know all of them.
     """
-    lost, total = Counter[str](), 0
-    rare = Document("", "", "".join(map(chr, (0x16A0, 0x1F70D, 0x13000, 0xA66E))), "")
-    for document in (rare, *documents):
-        encoding = tokenizer.backend_tokenizer.encode(document.text, add_special_tokens=False)
-        known = bytearray(len(document.text))
+
+    def missed(text: str) -> list[str]:
+        encoding = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
+        known = bytearray(len(text))
         for token, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True):
             if token != tokenizer.unk_token_id:
                 known[begin:end] = b"\1" * (end - begin)
-        missed = (c for c, one in zip(document.text, known, strict=True) if not one and not c.isspace())
-        if document is not rare:
-            lost.update(missed)
-            total += sum(not character.isspace() for character in document.text)
-        elif not any(missed):
-            return 0, 0, ""
+        return [c for c, one in zip(text, known, strict=True) if not one and not c.isspace()]
+
+    if not missed(_RARE):  # it knows every character: the documents need not be encoded
+        return 0, 0, ""
+    lost, total = Counter[str](), 0
+    for document in documents:
+        lost.update(missed(document.text))
+        total += sum(not character.isspace() for character in document.text)
     return lost.total(), total, "".join(character for character, _ in lost.most_common(5))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -208,7 +208,7 @@ def plan_evaluate(
     notes += [f"of each earlier corpus at most {max(cut)} questions (--earlier-limit)"] if cut else []
     if checkpoint.kind == "base":
         for k, corpus in inputs.corpora.items():
-            sampled = suites.sample_probes([probe for probe in corpus.probes if probe.form == "question"], limits[k])
+            sampled = suites.sample_probes(_questions(corpus.probes), limits[k])
             asked = [probe for probe in sampled if not probe.control]
             opened = sum(bool(probe.passage.strip()) for probe in asked)
             named = "" if opened == len(asked) else f"; the other {len(asked) - opened} name no passage"
@@ -246,20 +246,15 @@ def plan_rows(
     for others in (suites.behaviours(prompts, inputs.extra_prompts, config.limit) if prompts else {}).values():
         asked |= {p.id for p in others}
     own = sum(len(suites.sample(others, config.limit)) for others in inputs.user_suites.values())
-    seconds = _answer_seconds(answering, [(len(asked) + own, config.max_new_tokens, _PROMPT)])
+    seconds = answering.answers(len(asked) + own, config.max_new_tokens, _PROMPT)
     general = suites.sample_probes(inputs.general, config.limit)
-    seconds += _answer_seconds(
-        answering, [(sum(p.form == "question" for p in general), config.question_tokens, _QUESTION)]
-    )
+    seconds += answering.answers(len(_questions(general)), config.question_tokens, _QUESTION)
     ifeval = sum(len(task.eval_docs) for task in inputs.ifeval.values())
     ifeval = ifeval if config.limit is None else min(ifeval, config.limit)
-    seconds += _answer_seconds(answering, [(ifeval, config.ifeval_tokens, _PROMPT)])
+    seconds += answering.answers(ifeval, config.ifeval_tokens, _PROMPT)
     tasks = sum(min(len(task.eval_docs), config.limit or len(task.eval_docs)) for task in inputs.tasks.values())
-    read = (
-        sum(map(_text_tokens, inputs.texts))
-        + tasks * _TASK
-        + sum(_choice_tokens(p) for p in general if p.form == "choice")
-    )
+    read = sum(map(_text_tokens, inputs.texts)) + tasks * _TASK
+    read += sum(_choice_tokens(p) for p in general if p.form == "choice")
     seconds += answering.scores(round(read))
     longest = max(
         config.max_new_tokens if asked or own else config.question_tokens, config.ifeval_tokens if ifeval else 0
@@ -283,8 +278,8 @@ def plan_rows(
 _PROMPT, _QUESTION, _PASSAGE, _TASK, _BYTES = 128, 48, open_book.MOST_CHARACTERS // 4, 512, 4.0
 
 
-def _answer_seconds(answering: Answering, asked: Sequence[tuple[int, int, int]]) -> float:
-    return sum(answering.answers(items, tokens, prompt) for items, tokens, prompt in asked if items)
+def _questions(probes: Iterable[Probe]) -> list[Probe]:
+    return [probe for probe in probes if probe.form == "question"]
 
 
 def _text_tokens(text: str) -> float:
@@ -299,15 +294,13 @@ def _knowledge_seconds(
     corpus: CorpusSnapshot, limit: int | None, config: EvalConfig, answering: Answering, *, opened: bool
 ) -> float:
     """Return the seconds of one corpus: questions, near misses, open book, likelihoods, choices, held-out texts."""
-    questions = suites.sample_probes([probe for probe in corpus.probes if probe.form == "question"], limit)
+    questions = suites.sample_probes(_questions(corpus.probes), limit)
     books = sum(bool(probe.passage.strip()) and not probe.control for probe in questions) if opened else 0
-    changed = suites.sample([probe for probe in corpus.outdated if probe.form == "question"], limit)
+    changed = suites.sample(_questions(corpus.outdated), limit)
+    near = suites.sample_near_misses(corpus.probes, config.near_misses, limit)
     tokens = config.question_tokens
-    seconds = _answer_seconds(answering, [(len(questions), tokens, _QUESTION), (len(changed), tokens, _QUESTION)])
-    near = len(suites.sample_near_misses(corpus.probes, config.near_misses, limit))
-    seconds += _answer_seconds(
-        answering, [(near, tokens, _QUESTION), (books + near * opened, tokens, _PASSAGE + _QUESTION)]
-    )
+    seconds = sum(answering.answers(len(asked), tokens, _QUESTION) for asked in (questions, changed, near))
+    seconds += answering.answers(books + len(near) * opened, tokens, _PASSAGE + _QUESTION)
     among = candidates_of(corpus.probes)
     read = sum(_QUESTION + sum(map(_text_tokens, among[p.id].texts)) for p in questions if p.id in among)
     read += sum(map(_choice_tokens, suites.sample_probes([p for p in corpus.probes if p.form == "choice"], limit)))
@@ -323,8 +316,7 @@ def _effects(
     counts |= {PREFIX + name: (count, "prompts") for name, count in behaviour.items()}
     limits = suites.corpus_limits(inputs.corpora, config.limit, config.earlier_limit)
     for number, corpus in inputs.corpora.items():
-        questions = [probe for probe in corpus.probes if probe.form == "question"]
-        counts[f"domain_knowledge/{number}"] = (_counted(questions, limits[number]), "questions")
+        counts[f"domain_knowledge/{number}"] = (_counted(_questions(corpus.probes), limits[number]), "questions")
     counts["general"] = (_counted(inputs.general, config.limit), "questions")
     base = session.base
     scores = queries.scores(session.tracker.database, base.id).to_json() if base.id is not None else {}
@@ -338,7 +330,7 @@ def _effects(
 
 def _is_cut(corpus: CorpusSnapshot, most: int | None, limit: int | None) -> bool:
     """Whether a corpus has more questions than the limit for earlier corpora."""
-    questions = [probe for probe in corpus.probes if probe.form == "question"]
+    questions = _questions(corpus.probes)
     return most != limit and _counted(questions, most) < _counted(questions, limit)
 
 

@@ -56,7 +56,7 @@ def answering_work(items: int, prompt: int, new_tokens: int, rollout_tokens: int
     """Return the work of answering ``items`` prompts of ``prompt`` tokens, as in an evaluation: each group that fits
     into ``rollout_tokens`` is decoded for ``new_tokens`` steps, since some answer of it reaches that length.
     """
-    at_once = max(1, min(items, rollout_tokens // (prompt + new_tokens)))
+    at_once = Rollouts(rollout_tokens, new_tokens, items, prompt).at_once
     turns = math.ceil(items / at_once) * new_tokens
     return Work(read=items * prompt, turns=turns, rows=at_once, vllm=vllm)
 
@@ -117,7 +117,7 @@ class Answering:
 
     def answers(self, items: int, new_tokens: int, prompt: int = USUAL_PROMPT) -> float:
         """Return the seconds for the answers to ``items`` prompts of ``prompt`` tokens."""
-        vllm = self.config.engine != "transformers"
+        vllm = self.config.engine != TRANSFORMERS
         work = answering_work(items, prompt, new_tokens, self.config.rollout_tokens, vllm=vllm)
         return work.seconds(self.network, self.speed)
 
@@ -127,7 +127,7 @@ class Answering:
 
     def memory(self, items: int, new_tokens: int, prompt: int = USUAL_PROMPT) -> int:
         """Return the peak of :meth:`answers`, bytes."""
-        at_once = max(1, min(items, self.config.rollout_tokens // (prompt + new_tokens)))
+        at_once = Rollouts(self.config.rollout_tokens, new_tokens, items, prompt).at_once
         return answering_memory(self.setup, at_once, prompt, new_tokens)
 
     @property

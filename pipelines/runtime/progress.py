@@ -59,9 +59,9 @@ class Bar:
     def __post_init__(self) -> None:
         self.first = self.done
 
-    def advance(self, count: int = 1, note: str = "") -> None:
-        """Count units as done; ``note`` is a short text shown next to the bar."""
-        self.update(self.done + count, note)
+    def advance(self, count: int = 1) -> None:
+        """Count units as done."""
+        self.update(self.done + count)
 
     def add_completions(self, completions: int, tokens: int) -> None:
         """Count completions as units, with their tokens; a :data:`recovery.rollouts.engine.Progress`."""
@@ -90,7 +90,7 @@ class Bar:
         return " ".join(part for part in (f"{self.name}: {self.done}/{self.total}", self.note, time_left) if part)
 
     def update(self, done: int, note: str = "") -> None:
-        """Set the number of units done."""
+        """Set the number of units done; ``note`` is a short text shown next to the bar."""
         if done != self.done:
             self.moved = time.monotonic() - self.started
         self.done, self.sampled = done, (0, 0)
@@ -123,11 +123,9 @@ class Display:
         for bar in self._open[-1:] if silent >= _SECONDS_OF_SILENCE else ():
             self.say(bar.line())
 
-    @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[Bar]:
+    def phase(self, name: str) -> contextlib.AbstractContextManager[Bar]:
         """Name what runs in the block and counts nothing, such as loading a model."""
-        with self.bar(name, 0) as bar:
-            yield bar
+        return self.bar(name, 0)
 
     def say(self, text: str) -> None:
         """Print a message for the user as it is: names in it may look like markup or emoji codes."""
@@ -143,12 +141,11 @@ class Display:
     @contextlib.contextmanager
     def bar(self, name: str, total: int, done: int = 0) -> Iterator[Bar]:
         """Show a bar while the block runs; several may be open at once."""
-        if self.quiet or not self.console.is_terminal:
+        if self.quiet:
+            yield Bar(self, name, total, done, next_line=float("inf"))
+            return
+        if not self.console.is_terminal:
             bar = Bar(self, name, total, done)
-            if self.quiet:
-                bar.next_line = float("inf")
-                yield bar
-                return
             with self._beating(bar):
                 yield bar
             return

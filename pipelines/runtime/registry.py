@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,32 +103,28 @@ class Registry:
         )
 
 
-def existing(workspace: Workspace) -> Workspace:
-    """Return the workspace if it exists. Raise UsageError if it does not, or if its tracker is not given."""
+def existing(workspace: Workspace) -> None:
+    """Raise UsageError if the workspace does not exist, or if its tracker is not given."""
     check_tracker(workspace)
     if not workspace.exists or (workspace.tracker is None and not Path(workspace.database).is_file()):
         reason = (
             f"there is no workspace in {workspace.folder}: start with `recover demo`, or with `recover cycle --model "
+            "NAME --docs FOLDER`"
         )
-        reason += "NAME --docs FOLDER`"
         if workspace.tracker is not None:
             reason += (
                 f"; the tracker at {tracker_address(workspace)} holds no weights: for those of another machine, give "
                 "--workspace with its folder on a shared file system"
             )
         raise UsageError(reason)
-    return workspace
 
 
 @contextmanager
 def reading(workspace: Workspace) -> Iterator[Registry]:
     """Open a workspace's registry for reading. Raise UsageError if there is nothing to read."""
-    database = open_tracker(workspace)
-    try:
+    with closing(open_tracker(workspace)) as database:
         experiment = own_experiment(workspace, database)
         yield Registry(workspace, database, experiment.id if experiment is not None else 0)
-    finally:
-        database.close()
 
 
 def own_experiment(workspace: Workspace, database: Database) -> records.Experiment | None:
