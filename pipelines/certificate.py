@@ -52,8 +52,8 @@ _Results = Mapping[str, SuiteResult]
 
 def certify(
     session: Session, withdrawal: Withdrawal, before: Checkpoint, after: Checkpoint, config: EvalConfig, number: int
-) -> dict[str, Any]:
-    """Measure a withdrawal, record the certificate with cycle ``number`` and return it.
+) -> None:
+    """Measure a withdrawal, record the certificate with cycle ``number`` and print it.
 
     It is about the documents of ``withdrawal`` that ``before`` was trained on. Of the corpora that ``after`` should not
     know, the questions are asked as they were when the corpus was new.
@@ -81,21 +81,19 @@ def certify(
                         limit=config.limit,
                     )
     results = {one.suite: one for one in measured}
-    parts = [_facts(session, withdrawal, results), _strings(asked, runs)]
-    parts.append(_others(session, withdrawal, before, after, results))
+    parts = [
+        _facts(session, withdrawal, results),
+        _strings(asked, runs),
+        _others(session, withdrawal, before, after, results),
+    ]
     verdict = SHOWN if all(part["verdict"] == SHOWN for part in parts) else NOT_SHOWN
     data = {"names": withdrawal.names, "documents": withdrawal.ids, "cycle": number, "before": before.name}
     data |= {"after": after.name, "verdict": verdict, "parts": parts, "not_proven": NOT_PROVEN}
     message = f"withdrawal of {', '.join(withdrawal.names)}: {verdict}"
     cycle_id = session.cycle_id(number)
     session.tracker.event(session.experiment_id, message, kind=CERTIFICATE, cycle_id=cycle_id, data=data)
-    session.display.say("\n".join((message, *certificate_lines(data))))
-    return data
-
-
-def certificate_lines(data: Mapping[str, Any]) -> list[str]:
-    """Return a certificate in lines: each part with its verdict, and what is not proven."""
-    return [*(f"{one['verdict']:9} {one['what']}: {one['says']}" for one in data["parts"]), data["not_proven"]]
+    lines = (f"{part['verdict']:9} {part['what']}: {part['says']}" for part in parts)
+    session.display.say("\n".join((message, *lines, NOT_PROVEN)))
 
 
 def _facts(session: Session, withdrawal: Withdrawal, results: _Results) -> dict[str, Any]:

@@ -173,9 +173,7 @@ def _settle(session: Session, plan: CyclePlan, trained: Checkpoint, number: int)
     decision that the user enters meanwhile counts.
     """
     config, rules = plan.config, rules_of(plan.config.gate, session)
-    # A round judges the cycle; if it is undecided, again on more items; then it extends the distillation, as long as
-    # there are extensions left. A person may decide at any time. A workspace may hold more extensions than are allowed:
-    # it gets one round all the same.
+    # A workspace may hold more extensions than are allowed: it gets one round all the same.
     for extended in range(min(_extensions(session, number), config.gate_extend), config.gate_extend + 1):
         decision = _judged(session, config, rules, number)
         if _is_settled(session, number):

@@ -91,7 +91,6 @@ def held_out_ids(path: Path) -> set[str]:
 
 def load_questions(path: Path) -> tuple[Question, ...]:
     """Return the questions of a JSON Lines file. Raise UsageError for the first invalid line, or if there is none."""
-    path = Path(path)
     records, problems = read_records(path)
     seen = _Seen()
     kept: dict[int, Question] = {}

@@ -20,10 +20,9 @@ from pipelines.runtime.session import Session
 from recovery.config import CycleConfig, Recipe, build_cycle
 from recovery.errors import UsageError
 from recovery.miniature.corpora import write_corpora
-from recovery.workspace import Workspace
+from recovery.workspace import MINIATURE, Workspace
 
 CYCLES = 3
-MINIATURE = "miniature"
 
 
 @dataclass(frozen=True)

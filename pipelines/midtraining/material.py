@@ -112,11 +112,6 @@ class Material:
             augment.count_written(stage, self.writing.writer if self.writing else WRITER_FILE, self.written)
         return self.writing is not None
 
-    def replayed(self, stage: Stage, frozen: FrozenModel) -> list[Row]:
-        """Return the rows of chat that are replayed, or whose loss no step may raise; none if neither is wanted."""
-        config = self.config
-        return replayed(stage, frozen, config, self.clean) if config.replay or config.project else []
-
     def guard(self, chat: Sequence[Row]) -> Callable[[int], list[Row]] | None:
         """Return what selects the rows of chat whose loss a step may not raise, if that is wanted."""
         config, count = self.config, min(GUARD_ROWS, len(chat))
@@ -139,11 +134,9 @@ class Material:
             return self.own.documents, ()
         if stream == "earlier":
             return [document for corpus in self.earlier.values() for document in corpus.documents], ()
-        return (
-            ([*made.documents, *self.written_documents], made.descriptions)
-            if stream == "wordings"
-            else ((), made.conversations)
-        )
+        if stream == "wordings":
+            return [*made.documents, *self.written_documents], made.descriptions
+        return (), made.conversations
 
     @property
     def written_documents(self) -> tuple[Document, ...]:
@@ -388,9 +381,11 @@ def _targets(rows: Sequence[Row]) -> int:
 
 
 def replayed(stage: Stage, frozen: FrozenModel, config: MidtrainConfig, base: Checkpoint) -> list[Row]:
-    """Return packed rows of chat, trained on directly or towards the clean model's scores: the user's chat, or the
-    clean model's completions of training prompts.
+    """Return packed rows of chat, the user's or the clean model's completions of training prompts. They are trained on
+    directly or towards the clean model's scores, or no step may raise their loss; none if neither is wanted.
     """
+    if not (config.replay or config.project):
+        return []
     prompts, notes = behaviour_prompts(base.path, config.prompts, config.seed), list[str]()
     if config.replay_data is not None:
         source, cut = f"{REPLAY_DATA} {config.replay_data}", set[int]()

@@ -12,7 +12,7 @@ from pipelines.data.corpus_snapshot import CorpusSnapshot
 from pipelines.midtraining.material import Length, Material, few_questions, gather_cycle, gather_material
 from pipelines.planning.architecture import Architecture
 from pipelines.planning.memory import Needs, midtraining
-from pipelines.planning.tuning import Tuning, choose_tuning, teacher_footprint
+from pipelines.planning.tuning import choose_tuning, teacher_footprint
 from pipelines.planning.work import midtraining_work
 from pipelines.runtime.session import Session
 from pipelines.table import MIDTRAIN, PlanRow, of_process, table
@@ -126,7 +126,7 @@ def plan_of(session: Session, material: Material) -> MidtrainPlan:
     largest = material.largest_step(length)
     teachers = [material.clean] if config.anchor or config.distils_replay else []
     footprint = teacher_footprint(student, teachers, unshared=config.clean_teacher)
-    tuning: Tuning = choose_tuning(
+    tuning = choose_tuning(
         config,
         student,
         lambda *arguments: midtraining(config, *arguments, beside=footprint, row_length=length.row, step=largest),

@@ -67,7 +67,7 @@ def midtrain(
             frozen = FrozenModel(session, config)
             if material.write(stage, frozen):
                 plan = planner.with_written(session, material, plan)
-            chat = material.replayed(stage, frozen)
+            chat = data.replayed(stage, frozen, material.config, material.clean)
             with session.at_once("packing the documents into rows"):
                 steps = material.steps(plan.length, chat)
             # The clean model is the anchor and the teacher of the replayed chat, if configured.

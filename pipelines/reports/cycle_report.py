@@ -47,7 +47,6 @@ _MADE_BY = {
     "recovered": "its behaviour recovered",
 }
 _LICENCE = ("license", "license_name", "license_link", "language")
-_DECIDED = {"accepted": "accepted", "rejected": "rejected", "rolled_back": "rolled back"}
 
 
 def cycle_report(session: Session, number: int) -> tuple[str, list[Block]]:
@@ -199,7 +198,7 @@ def _decision(session: Session, row: records.CycleRow) -> Iterator[Block]:
         n = row.cycle.number
         yield Paragraph(f"No decision yet: recover accept {n} --why ..., or recover reject {n} --why ...")
     for one in decisions:
-        how = f"{_DECIDED[one.decision].capitalize()} by {one.who} on {when(one.created_at)}"
+        how = f"{one.decision.replace('_', ' ').capitalize()} by {one.who} on {when(one.created_at)}"
         yield Paragraph(f"{how}: {one.why or 'no reason given'}")
     judged = last_judgement(session, row.cycle.id)
     if judged is not None and (row.end is None or not judges(database, judged, row.end.checkpoint.id)):
@@ -459,7 +458,7 @@ def model_card(session: Session, checkpoint: Checkpoint) -> str:
         Heading(2, "Documents"),
         Table(
             ("cycle", "documents' hash", "decision"),
-            tuple((str(c.number), c.corpus_hash, _DECIDED.get(c.decision or "", "no decision yet")) for c in cycles),
+            tuple((str(c.number), c.corpus_hash, (c.decision or "no decision yet").replace("_", " ")) for c in cycles),
         ),
     ]
     lines = "".join(f"{key}: {json.dumps(value, ensure_ascii=False, default=str)}\n" for key, value in front.items())
