@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,9 @@ from recovery.models.folder_check import check_model, read_config
 from recovery.models.gguf_files import is_gguf
 from recovery.workspace import MINIATURE
 
-# Most of a plan's time would be imports: these are for tokenizers, GGUF files and hub ids.
+# Most of a plan's time would be imports: these are for tokenizers, GGUF files, hub ids and named teachers.
 transformers, chat_loading = lazily("transformers"), lazily("recovery.models.chat_loading")
-conversion = lazily("recovery.models.gguf_files.conversion")
+conversion, teacher_module = lazily("recovery.models.gguf_files.conversion"), lazily("recovery.teachers.teacher")
 
 
 def model_text(name: str) -> str:
@@ -94,7 +94,6 @@ def tokenizer_of(model: str) -> Any:
     return None
 
 
-local = lazily("recovery.teachers.teacher")  # most of a plan's time would be its import
 # Bytes of text per token, if there is no tokenizer to count with.
 BYTES_A_TOKEN = 4.0
 
@@ -108,7 +107,7 @@ class Report:
     document_tokens: int
     trained_tokens: int
     assumptions: tuple[str, ...]
-    cards: tuple[CardPlan, ...] = field(default_factory=tuple)
+    cards: tuple[CardPlan, ...]
 
     def text(self) -> str:
         """Return the report as text."""
@@ -217,7 +216,7 @@ def _assumptions(asked: Request, cards: Sequence[Card]) -> list[str]:
     for teacher in distill.teaching.weights:
         sides = [] if teacher == "base" else [tokenizer_of(asked.model), tokenizer_of(teacher)]
         known = [tokenizer for tokenizer in sides if tokenizer is not None]
-        if len(known) == 2 and not local.same_tokens(*known):
+        if len(known) == 2 and not teacher_module.same_tokens(*known):
             lines.append(
                 f"teacher: {teacher} has another tokenizer than the student: responses are aligned by the text that "
                 f"tokens spell (docs/methods.md); its own size is not counted."

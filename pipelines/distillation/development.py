@@ -91,8 +91,11 @@ def reference_result(
 def development_file(cache: Path, base_hash: str, prompts: Sequence[Prompt], config: Any) -> Path:
     """Return the cache file of the clean model's result, named by a hash of everything the result depends on."""
     numerics = (config.precision, config.device, config.engine, torch.__version__)
-    parts = (prompts_hash(prompts), config.max_new_tokens, config.seed, *numerics, __version__)  # of the checks
-    return cache / f"development-{_key(base_hash, *parts, sorted(config.template_args.items()))}.json"
+    asked = (prompts_hash(prompts), config.max_new_tokens, config.seed)
+    # The release decides how answers are checked.
+    parts = (base_hash, *asked, *numerics, __version__, sorted(config.template_args.items()))
+    digest = hashlib.sha256("\x1f".join(map(str, parts)).encode()).hexdigest()[:24]
+    return cache / f"development-{digest}.json"
 
 
 def read_result(path: Path) -> SuiteResult | None:
@@ -113,7 +116,3 @@ def write_result(path: Path, result: SuiteResult) -> None:
         "items": [dataclasses.asdict(item) for item in result.items],
     }
     write_atomically(path, json.dumps(data, ensure_ascii=False))
-
-
-def _key(*parts: object) -> str:
-    return hashlib.sha256("\x1f".join(map(str, parts)).encode()).hexdigest()[:24]

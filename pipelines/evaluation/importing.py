@@ -1,4 +1,4 @@
-"""Records results that another tool measured, as an evaluation of a checkpoint."""
+"""Records what another tool measured as an evaluation of a checkpoint: lm-eval's `--log_samples`, or Inspect's logs."""
 
 from __future__ import annotations
 
@@ -25,10 +25,6 @@ from recovery.errors import UsageError
 from recovery.text_files import read_text
 from recovery.types import Item, Score, SuiteResult
 from recovery.workspace import Checkpoint
-
-# Results measured by other tools: folders of `lm-eval --log_samples`, and logs of Inspect.
-
-# What is read from one log of another tool.
 
 
 @dataclass(frozen=True)

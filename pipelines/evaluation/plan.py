@@ -189,12 +189,9 @@ def _asked_corpora(
     }
 
 
-def plan_evaluate(
-    session: Session, config: EvalConfig, scope: Scope = EVERYTHING, *, inputs: EvalInputs | None = None
-) -> EvalPlan:
-    """Return the resolved plan; loads no weights. ``inputs`` if already gathered."""
+def plan_evaluate(session: Session, config: EvalConfig, inputs: EvalInputs) -> EvalPlan:
+    """Return the plan of an evaluation with these inputs; loads no weights."""
     checkpoint = session.resolve(config.checkpoint)
-    inputs = inputs or gather(session, config, checkpoint, scope)
     kept = suites.sample(inputs.instruction, config.limit)
     behaviour = suites.behaviours(kept, inputs.extra_prompts, config.limit) if kept else {}
     known = {prompt.id for prompt in kept}

@@ -52,7 +52,7 @@ class Record:
     date: str
     short: bool
     checkpoints: tuple[Measured, ...] = ()
-    answers: tuple[Mapping[str, str], ...] = field(default=())
+    answers: tuple[Mapping[str, str], ...] = ()
     cut: int = 1
     instructions: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
 
@@ -124,8 +124,6 @@ def holds(old: Record, new: Record) -> bool:
 
 
 # The figures of an experiment's checkpoints, and the bounds that they are compared with (docs/log.md, 2026-11-29).
-#
-# Paired comparisons of recorded checkpoints on the same items.
 
 
 def share_of_base(

@@ -7,7 +7,6 @@ import functools
 import importlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recovery import distributed
@@ -87,9 +86,7 @@ def weights_hash(checkpoint: Checkpoint) -> str:
     return checkpoint.hash + ("" if checkpoint.adapter is None else _hash_once(checkpoint.weights))
 
 
-@functools.cache
-def _hash_once(weights: Path) -> str:
-    return content_hash(weights)  # reads all of them
+_hash_once = functools.cache(content_hash)  # it reads all weights
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from pipelines.data.corpus_snapshot import CorpusSnapshot, load_snapshot
 from pipelines.distillation.resolve import resolve
 from pipelines.evaluation.acceptance import check_rules, judge_cycle, last_judgement, newest_decision, rules_of
 from pipelines.evaluation.importing import import_results, read_logs
-from pipelines.evaluation.plan import EVERYTHING, TASKS, Scope, _asked_corpora, gather, plan_evaluate
+from pipelines.evaluation.plan import EVERYTHING, TASKS, EvalPlan, Scope, _asked_corpora, gather, plan_evaluate
 from pipelines.evaluation.retention import kept
 from pipelines.evaluation.stage import corpus_measured, evaluate, measured
 from pipelines.evaluation.stored_results import IMPORTED, record_result
@@ -40,6 +40,11 @@ from recovery.types import Item, Probe, Score, SuiteResult
 from recovery.workspace import Checkpoint
 from tests.pipelines.conftest import Bench, OpenSession, stages_of
 from tests.recorded_stages import leave
+
+
+def planned(session: Session, config: EvalConfig, scope: Scope = EVERYTHING) -> EvalPlan:
+    inputs = gather(session, config, session.resolve(config.checkpoint), scope)
+    return plan_evaluate(session, config, inputs)
 
 
 def test_items_of_an_evaluation_are_not_called_steps(session: Session) -> None:
@@ -96,7 +101,7 @@ def test_what_no_document_holds_is_asked_of_base_with_and_without_a_page(
     config = bench.evaluating(checkpoint="base", near_misses=2)
     assert (
         "unanswerable, corpus 1: 2 questions about what no document holds, with and without"
-        in plan_evaluate(session, config).text()
+        in planned(session, config).text()
     )
     sizes = {one.suite: one.score.n for one in evaluate(session, config) if one.suite.startswith("unanswerable")}
     assert sizes == {"unanswerable/1": 2, "unanswerable_open_book/1": 2}
@@ -130,7 +135,7 @@ def test_a_near_miss_is_not_asked_once_a_later_corpus_answers_it() -> None:
 
 def test_a_scope_asks_only_what_is_new(session: Session, bench: Bench, midtrained: Checkpoint) -> None:
     config = bench.evaluating(checkpoint="base")
-    plan = plan_evaluate(session, config, Scope(behaviour=False, general=False, corpora=(1,)))
+    plan = planned(session, config, Scope(behaviour=False, general=False, corpora=(1,)))
     assert (plan.instruction_prompts, plan.general_probes, set(plan.probes_by_corpus)) == (0, 0, {1})
     results = evaluate(session, config, scope=Scope(behaviour=False, general=False, corpora=(1,)))
     assert "instruction_following" not in {r.suite for r in results}
@@ -228,7 +233,7 @@ def test_a_suite_of_ones_own_is_recorded_and_its_broken_and_too_long_lines_are_r
     long = [{"prompt": f"Name a boat.{' Name a boat.' * times}", "answer": "green"} for times in (0, 20_000)]
     (tmp_path / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in long))
     config = bench.evaluating(checkpoint="base", behaviour=(path, tmp_path / "long.jsonl"))
-    plan = plan_evaluate(session, config)
+    plan = planned(session, config)
     assert (plan.behaviour, plan.further_prompts) == ({"no_loops": 4, "2024": 3, "long": 2}, 5)
     assert "behaviour suites: no_loops 4, 2024 3, long 2" in plan.text()
     assert "with 3 prompts you can see a difference of 81 points in behaviour/2024" in plan.text()
