@@ -54,7 +54,7 @@ _OF_EARLIER_DOCUMENTS = {
     "interpolate": ("questions",),
 }
 _CONFIGS = {"midtrain": MidtrainConfig, "distill": DistillConfig, "interpolate": InterpolateConfig}
-ABANDON = "abandon"  # who decided, as the gate is "gate"
+ABANDON = "abandon"  # recorded as the one who decided, where no person and no gate did
 CHECKSUM = "sha256"  # of the plan file's other values: a damaged digit would be another setting
 
 

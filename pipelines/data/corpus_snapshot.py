@@ -41,8 +41,7 @@ class CorpusSnapshot:
     documents, for mid-training with them as its writer. ``outdated`` are probes of which a later cycle's documents
     give another answer, ``gone`` those that they answer no longer (:mod:`pipelines.data.revisions`). With ``replaces``
     its documents replace older versions. ``after`` are the cycles whose choice of held-out texts counts here as well.
-    ``withdrawn`` names what is left out here, and of earlier cycles
-    from here on.
+    ``withdrawn`` names what is left out here, and of earlier cycles from here on.
     """
 
     cycle: int

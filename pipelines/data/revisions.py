@@ -1,16 +1,13 @@
 """The data of several cycles without what later documents replace.
 
 A cycle often brings a newer version of a document that an earlier one had. Then the newer one counts: the older is not
-rehearsed, no question is asked about it in training, and of its probes those are asked whose answers still hold. A
-cycle can also withdraw documents.
+rehearsed, no question is asked about it in training, and of its probes those are asked whose answers still hold
+(:func:`fate`). A model that gives an answer of the older version is out of date, not right; one that no longer gives it
+has not forgotten anything.
 
-Probes whose document was revised: whether their answers still hold.
-
-A model that gives the old answer to such a question is not right but out of date, and one that does not has not
-forgotten anything.
-
-What is withdrawn is named by document, file, folder or pattern; the same names choose among the documents that
-questions and probes say they are about. A cycle is trained without it (:func:`left_out`), and so are later ones.
+A cycle can also withdraw documents. What is withdrawn is named by document, file, folder or pattern; the same names
+choose among the documents that questions and probes say they are about. A cycle is trained without it
+(:func:`left_out`), and so are later ones.
 """
 
 from __future__ import annotations

@@ -85,8 +85,7 @@ class CollapseDetector:
     """Monitors one run.
 
     ``frozen_teacher`` is set if the student is trained towards a frozen teacher: signals with ``may_fall`` may then
-    fall.
-    ``teacher`` returns the metrics of the teacher's own completions, if it can be sampled.
+    fall. ``teacher`` returns the metrics of the teacher's own completions, if it can be sampled.
     """
 
     frozen_teacher: bool = False

@@ -3,7 +3,7 @@
 Replay takes its share of these tokens. The second stage (a recovery or an interpolation) is counted separately:
 :func:`pipelines.experiments.compare.cost_of` returns the cost of the stage of each checkpoint.
 
-Stages that ran before with the same settings on the same student, so that none is run twice or begun anew.
+A stage that has run with the same settings on the same student is not run again; one that was stopped is resumed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The work of a stage: tokens to train on, to read and to sample, from which its duration is estimated.
 
-A frozen model that answers prompts and scores texts on this machine: an evaluation, or the clean model's part.
+:class:`Answering` estimates a frozen model on this machine that answers prompts and scores texts: an evaluation, or
+what a stage asks the clean model.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Reports: a cycle's report, a model card, the cost of a checkpoint."""
+"""Reports: a cycle's report, a model card, a judgement of the gate, and the evidence for it as one file."""

@@ -69,8 +69,8 @@ class Registry:
     def trained_cycles(self, checkpoint: Checkpoint, last: int | None = None) -> list[int]:
         """Return the cycles (up to ``last``) whose documents a checkpoint was trained on, by its ancestors.
 
-        What a model from elsewhere was trained on is not known: it may be merged from any of the cycles, so that all
-        count that it should know.
+        What a model from elsewhere was trained on is not known: it may be merged from checkpoints of any cycle. So all
+        cycles count whose documents it should know.
         """
         if any(one.kind == "external" for one in (checkpoint, *self.ancestors(checkpoint))):
             return self.learnt_cycles(checkpoint, last)

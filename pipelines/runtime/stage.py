@@ -281,11 +281,11 @@ def _lost(states: Path, step: int, done: int) -> str:
 
 
 def _before(counted: Path) -> int | None:
-    """Return the count before tokens were added; None if they were: 0.1 wrote their number afterwards."""
+    """Return the count before tokens were added; None if they were added: version 0.1 wrote a file only after that."""
     try:
         known = json.loads(counted.read_text(encoding="utf-8"))
         return int(known["before"]) if isinstance(known, dict) else None
-    except (ValueError, KeyError, TypeError):  # a damaged file: rather lost than twice
+    except (ValueError, KeyError, TypeError):  # a damaged file: tokens are rather not counted than counted twice
         return None
 
 
