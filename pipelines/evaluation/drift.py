@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from evals.drift import Rollout, drift, forward_kl, rollouts, text_kl, token_kl
 from evals.knowledge import bits_per_byte
@@ -58,10 +57,6 @@ class DriftReport:
     reverse_kl: Score
     reverse_kl_by_position: list[tuple[int, int, Score]]
     documents: DocumentDrift | None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return JSON types, as they are stored and printed."""
-        return asdict(self)
 
     def text(self) -> str:
         """Return the report as text."""
@@ -165,7 +160,7 @@ def _record(session: Session, checkpoint: Checkpoint, report: DriftReport) -> No
         stderr=report.forward_kl.stderr,
         n=report.forward_kl.n,
         name="forward_kl",
-        details=report.to_json(),
+        details=asdict(report),
     )
 
 

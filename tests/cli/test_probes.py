@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pydoc_data.topics
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,18 +44,9 @@ def invoke(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.fixture
-def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
-    """Run a command that fails and return its one line of error."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: object) -> str:
-        capsys.readouterr()
-        assert run(["probes", *map(str, arguments)]) == 1
-        (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith("recover: error: ")
-        return line
-
-    return call
+def refused(refused: Call) -> Call:
+    """``refused("build", ...)``: run `recover probes` in an empty folder; return the one line it was refused with."""
+    return partial(refused, "probes")
 
 
 # --- build ---------------------------------------------------------------------------------------------------

@@ -102,33 +102,39 @@ def test_replay_and_earlier_documents_take_their_shares(
     assert (session.workspace.folder / "cache" / "answers.db").is_file()
 
 
-@pytest.mark.parametrize("tuning", ["full", pytest.param("lora", marks=pytest.mark.slow)])
-def test_kl_replay_is_the_forward_kl_to_the_clean_model_on_its_own_answers(
-    session: Session, bench: Bench, make_tiny: MakeTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tuning: str
-) -> None:
-    student = make_tiny("qwen3", tmp_path / "other", seed=1) if tuning == "full" else session.base.path
+@pytest.fixture
+def scheduled(monkeypatch: pytest.MonkeyPatch) -> list[list[list[Row]]]:
+    """What fills with the rows of every step, of one mid-training after the other."""
     seen: list[list[list[Row]]] = []
 
     def noted(*given: Any) -> list[list[Row]]:
         seen.append(schedule(*given))
-        return seen[0]
+        return seen[-1]
 
     monkeypatch.setattr(material, "schedule", noted)
+    return seen
+
+
+@pytest.mark.parametrize("tuning", ["full", pytest.param("lora", marks=pytest.mark.slow)])
+def test_kl_replay_is_the_forward_kl_to_the_clean_model_on_its_own_answers(
+    session: Session, bench: Bench, make_tiny: MakeTiny, tmp_path: Path, scheduled: list[list[list[Row]]], tuning: str
+) -> None:
+    student = make_tiny("qwen3", tmp_path / "other", seed=1) if tuning == "full" else session.base.path
     config = bench.midtraining(
         student=str(student), steps=2, replay=0.5, replay_loss="kl", max_new_tokens=160, tuning=tuning
     )
     midtrain(session, config)
     (stage,) = stages_of(session)
     first = {name: values[0] for name, values in curves_of(session).items()}
-    rows = [row for row in seen[0][0] if row.teacher == "base"]
+    rows = [row for row in scheduled[0][0] if row.teacher == "base"]
     expected = [value for row in rows for value in _kl_by_hand(student, session.base.path, row)]
     assert first["replay_kl"] == pytest.approx(sum(expected) / len(expected), abs=1e-5)
     assert (first["replay_kl"] > 0.01) == (tuning == "full"), "a new adapter changes nothing yet"
     assert first["tokens_scored"] == len(expected)
-    documents = sum(row.targets for row in seen[0][0] if row.teacher == "label")
+    documents = sum(row.targets for row in scheduled[0][0] if row.teacher == "label")
     both = first["label_loss"] * documents + first["replay_kl"] * len(expected)
     assert first["loss"] == pytest.approx(both / (documents + len(expected)), rel=1e-4)
-    assert stage.tokens_scored == sum(row.targets for rows in seen[0] for row in rows if row.teacher == "base")
+    assert stage.tokens_scored == sum(row.targets for rows in scheduled[0] for row in rows if row.teacher == "base")
     assert stage.tokens_sampled > 0, "the clean model's answers are counted"
 
 
@@ -246,20 +252,13 @@ def test_focused_replay_counts_the_tokens_of_both_parts_of_its_prompts(
 
 
 def test_the_beginning_of_an_answer_is_replayed_by_kl_without_an_end(
-    session: Session, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    session: Session, bench: Bench, scheduled: list[list[list[Row]]]
 ) -> None:
-    seen: list[list[list[Row]]] = []
-
-    def noted(*given: Any) -> list[list[Row]]:
-        seen.append(schedule(*given))
-        return seen[-1]
-
-    monkeypatch.setattr(material, "schedule", noted)
     config = bench.midtraining(steps=1, replay=0.3, max_new_tokens=2)
     with pytest.raises(UsageError, match="none of the clean model's answers ended within 2 tokens"):
         midtrain(session, config)
     midtrain(session, replace(config, replay_loss="kl"))
-    rows = [row for row in seen[-1][0] if row.teacher == "base"]
+    rows = [row for row in scheduled[-1][0] if row.teacher == "base"]
     ends = set(load_model(session.base.path, device="cpu").chat.end_ids)
     targets = [token for row in rows for token, kept in zip(row.ids, row.loss_mask, strict=True) if kept]
     assert targets and not ends & set(targets)
