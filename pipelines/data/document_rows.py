@@ -25,7 +25,7 @@ Encode = Callable[[str], list[int]]
 
 def end_of_document_id(tokenizer: Any) -> int | None:
     """Return the pre-training end-of-document token, often not the end-of-turn token in chat models."""
-    known = tokenizer.get_added_vocab() if hasattr(tokenizer, "get_added_vocab") else {}
+    known = tokenizer.get_added_vocab()
     token_id = next((known[token] for token in _DOCUMENT_ENDS if token in known), None)
     return tokenizer.eos_token_id if token_id is None else token_id
 

@@ -85,8 +85,7 @@ def find_artifact(session: Session, name: str) -> Artifact:
 def cycle_of(session: Session, artifact: Artifact) -> int:
     """Return the cycle whose last checkpoint an artifact was made from. Raise UsageError for any other checkpoint."""
     name, source = artifact.checkpoint.name, artifact.source
-    overview = queries.overview(session.tracker.database, session.experiment_id)
-    row = next((one for one in overview.cycles if one.cycle.number == source.cycle), None) if overview else None
+    row = session.registry.cycle_row(source.cycle)
     if row is None or row.end is None:
         raise UsageError(f"{name} was made from {source.name}, which no cycle ended with: export a cycle's checkpoint")
     if row.end.checkpoint.id != source.id:

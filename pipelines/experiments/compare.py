@@ -241,8 +241,9 @@ def compare(
     """
     settings = {"steps": STEPS, "schedule": "constant", "warmup": 0.0} | dict(settings)
     methods = tuple(dict.fromkeys(methods))  # one that is named twice has no more seeds
+    own = {method: _own(method) | settings | {"max_tokens": max_tokens} for method in methods}
     for method in methods:
-        build(DistillConfig, _own(method) | settings | {"method": method, "max_tokens": max_tokens})
+        build(DistillConfig, own[method] | {"method": method})
     model = model or workspace.settings().get("model")
     group = _group(docs, max_tokens, settings)
     runs_of: dict[str, list[tuple[dict[str, float], Cost | None, str]]] = {}
@@ -256,7 +257,6 @@ def compare(
             purpose="recover compare",
         ) as session:
             runner = ExperimentRunner(session, seed)
-            own = {method: _own(method) | settings | {"max_tokens": max_tokens} for method in methods}
             for method in methods:  # what one lacks would otherwise be found after hours of the others
                 runner.check(method, **own[method])
             runner.midtrained(START, docs)

@@ -51,8 +51,7 @@ _LICENCE = ("license", "license_name", "license_link", "language")
 
 def cycle_report(session: Session, number: int) -> tuple[str, list[Block]]:
     """Return the title and the blocks of the report. Raises UsageError if there is no such cycle."""
-    overview = queries.overview(session.tracker.database, session.experiment_id)
-    row = next((r for r in overview.cycles if r.cycle.number == number), None) if overview is not None else None
+    row = session.registry.cycle_row(number)
     if row is None:
         raise no_cycle(number, session.cycles())
     evidence = conclude(session, number)

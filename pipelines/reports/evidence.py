@@ -134,9 +134,7 @@ def _without_folders(settings: Any) -> Any:
 
 def _reviewed(session: Session, number: int) -> dict[str, list[dict[str, Any]]]:
     """Return every vote on the cycle's last checkpoint, with its seed and side, and every label of a lost answer."""
-    database = session.tracker.database
-    overview = queries.overview(database, session.experiment_id)
-    row = next((one for one in overview.cycles if one.cycle.number == number), None) if overview is not None else None
+    database, row = session.tracker.database, session.registry.cycle_row(number)
     reviewed: dict[str, list[dict[str, Any]]] = {"votes": [], "labels": []}
     if row is None or row.end is None:
         return reviewed

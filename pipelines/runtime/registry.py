@@ -42,6 +42,12 @@ class Registry:
         """Return the cycles so far, by number."""
         return {c.number: c for c in queries.cycles(self.database, self.experiment_id)}
 
+    def cycle_row(self, number: int | None) -> records.CycleRow | None:
+        """Return a cycle with what was measured of its checkpoints; None if there is none of that number."""
+        overview = queries.overview(self.database, self.experiment_id)
+        rows = () if overview is None else overview.cycles
+        return next((row for row in rows if row.cycle.number == number), None)
+
     def ancestors(self, checkpoint: Checkpoint) -> list[Checkpoint]:
         """Return the checkpoint's ancestors, nearest first; the clean model is always included."""
         by_name = {one.name: one for one in self.all() if one.name != checkpoint.name}
