@@ -9,7 +9,17 @@ from pathlib import Path
 
 from db.cycle_evidence import POOLED
 from pipelines.experiments.page import gain_cell, share
-from pipelines.experiments.records import BEYOND, FACTS, IFEVAL, OPENED, OWN, OWN_BEYOND, Record, relative
+from pipelines.experiments.records import (
+    BEYOND,
+    FACTS,
+    IFEVAL,
+    OPENED,
+    OWN,
+    OWN_BEYOND,
+    Record,
+    relative,
+    shares_by_run,
+)
 
 CYCLES = 3
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks/results"
@@ -31,10 +41,10 @@ STYLE = (
 def lines(records: Sequence[Record], main: str) -> str:
     """Return what the README says of behaviour, knowledge and speed."""
     mine = [record for record in records if record.arm == main]
-    scored = [record for record in mine if relative(BEYOND, "recovered")(record, 1) is not None]
+    scored = [record for record in mine if relative(BEYOND, record, 1, "recovered") is not None]
     last = max(record.cycles for record in scored)
     kept = [share(scored, cycle, "recovered", BEYOND, IFEVAL) for cycle in (1, last)]
-    seeds = [_seeds(sum(relative(BEYOND, "recovered")(r, cycle) is not None for r in scored)) for cycle in (1, last)]
+    seeds = [_seeds(len(shares_by_run(BEYOND, scored, cycle, "recovered"))) for cycle in (1, last)]
     own = [share(mine, cycle, "recovered", OWN_BEYOND, OWN) for cycle in (1, last)]
     alone = share([record for record in records if record.arm == "documents"], 1, "midtrained", BEYOND, IFEVAL)
     cycles = max(record.cycles for record in mine)
@@ -83,7 +93,7 @@ def picture(records: Sequence[Record], main: str) -> str:
         )
     for arm, kind, colour, *words in LINES:
         arm = arm.format(main=main)
-        seeds = [[relative(BEYOND, kind)(r, c) for c in range(1, CYCLES + 1)] for r in records if r.arm == arm]
+        seeds = [[relative(BEYOND, r, c, kind) for c in range(1, CYCLES + 1)] for r in records if r.arm == arm]
         means = [_mean(records, arm, cycle, kind) for cycle in range(1, CYCLES + 1)]
         marks += [_line(values, colour, 'stroke-width="1" opacity="0.35"') for values in seeds]
         marks.append(_line(means, colour, 'stroke-width="3"'))
@@ -105,8 +115,8 @@ def picture(records: Sequence[Record], main: str) -> str:
 
 
 def _mean(records: Sequence[Record], arm: str, cycle: int, kind: str) -> float | None:
-    shares = [v for r in records if r.arm == arm and (v := relative(BEYOND, kind)(r, cycle)) is not None]
-    return statistics.fmean(shares) if shares else None
+    kept = shares_by_run(BEYOND, [record for record in records if record.arm == arm], cycle, kind)
+    return statistics.fmean(kept) if kept else None
 
 
 def _line(values: Sequence[float | None], colour: str, style: str) -> str:

@@ -22,8 +22,8 @@ from pipelines.experiments.records import (
     answered,
     gained,
     gap_on_held_out,
-    relative,
     share_of_base,
+    shares_by_run,
 )
 from pipelines.reports.document import table_lines
 from recovery.arms import arms
@@ -79,13 +79,13 @@ def page(records: Sequence[Record], main: str, command: str, held_out: Collectio
 def headline(records: Sequence[Record], main: str) -> str:
     """Return what the experiment shows, in one or two sentences: by IFEval; by our own prompts if it was not scored."""
     main_runs = [record for record in records if record.arm == main]
-    scored = any(relative(BEYOND, "recovered")(record, 1) is not None for record in main_runs)
+    scored = bool(shares_by_run(BEYOND, main_runs, 1, "recovered"))
     value, name, title = (BEYOND, IFEVAL, "IFEval") if scored else (OWN_BEYOND, OWN, "own prompts")
     at = ((cycle, share(main_runs, cycle, "recovered", value, name)) for cycle in range(1, _cycles(main_runs) + 1))
-    shares = "; ".join(f"{cell} after cycle {cycle}" for cycle, cell in at if cell != MISSING)
+    kept = "; ".join(f"{cell} after cycle {cycle}" for cycle, cell in at if cell != MISSING)
     without = share([record for record in records if record.arm == "documents"], 1, "midtrained", value, name)
     beside = f" After documents and questions alone it is {without}." if without != MISSING else ""
-    return f"Of the clean model's score on {title}, beyond constant replies, the defaults leave {shares}.{beside}"
+    return f"Of the clean model's score on {title}, beyond constant replies, the defaults leave {kept}.{beside}"
 
 
 def figures(records: Sequence[Record]) -> str:
@@ -113,13 +113,13 @@ def share(records: Sequence[Record], cycle: int, kind: str, value: Value, name: 
 
     The number of scored seeds is added if some seeds that have the cycle were not scored.
     """
-    shares = [one for record in records if (one := relative(value, kind)(record, cycle)) is not None]
     interval = share_of_base(records, cycle, value, f"{name}/{DETAIL}", kind)
     if interval is None:
         return MISSING
-    fewer = len(shares) < sum(record.cycles >= cycle for record in records)
-    seeds = f", {len(shares)} seed{'s' * (len(shares) > 1)}" if fewer else ""
-    return f"{statistics.fmean(shares):.2f} ({interval[0]:.2f} to {interval[1]:.2f}{seeds})"
+    scored = shares_by_run(value, records, cycle, kind)
+    fewer = len(scored) < sum(record.cycles >= cycle for record in records)
+    seeds = f", {len(scored)} seed{'s' * (len(scored) > 1)}" if fewer else ""
+    return f"{statistics.fmean(scored):.2f} ({interval[0]:.2f} to {interval[1]:.2f}{seeds})"
 
 
 def _cycles(records: Sequence[Record]) -> int:
@@ -141,7 +141,7 @@ def _table(records: Sequence[Record], held_out: Collection[str]) -> list[str]:
     rows = [
         ["IFEval beyond constant replies, of base", *(share(records, *place, BEYOND, IFEVAL) for place in at)],
         ["own prompts beyond constant replies, of base", *(share(records, *place, OWN_BEYOND, OWN) for place in at)],
-        ["responses that end, of base", *(_mean([relative(ENDED, kind)(r, c) for r in records]) for c, kind in at)],
+        ["responses that end, of base", *(_mean(shares_by_run(ENDED, records, *place)) for place in at)],
         ["held-out facts answered", *(_counts(records, *place, held_out) for place in at)],
         ["gap closed, the cycle's corpus", *(gain_cell(records, *place, "gap_closed") for place in at)],
         ["gap closed, all corpora so far", *(gain_cell(records, *place, "gap_closed", POOLED) for place in at)],

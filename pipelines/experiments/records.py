@@ -192,14 +192,15 @@ def suite(name: str, detail: str = "", own_corpus: bool = False) -> Value:
     return value
 
 
-def relative(value: Value, kind: str, to: str = "base") -> Callable[[Record, int], float | None]:
-    """Return a function for a cycle's score as a share of another checkpoint's."""
+def relative(value: Value, record: Record, cycle: int, kind: str) -> float | None:
+    """Return a checkpoint's figure as a share of base's; None if one is not measured, or base's is 0."""
+    above, below = value(record, cycle, kind), value(record, cycle, "base")
+    return above / below if above is not None and below else None
 
-    def ratio(record: Record, cycle: int) -> float | None:
-        above, below = value(record, cycle, kind), value(record, cycle, to)
-        return above / below if above is not None and below else None
 
-    return ratio
+def shares_by_run(value: Value, records: Sequence[Record], cycle: int, kind: str) -> list[float]:
+    """Return :func:`relative` of every record in which it is known."""
+    return [share for record in records if (share := relative(value, record, cycle, kind)) is not None]
 
 
 BEYOND, OWN_BEYOND = suite(IFEVAL, DETAIL), suite(OWN, DETAIL)
@@ -244,9 +245,10 @@ class Bound:
 
 def _beyond(name: str, value: Value) -> Callable[[Sequence[Record], int, str], bool | None]:
     def kept(records: Sequence[Record], cycle: int, kind: str) -> bool | None:
-        shares = [share for record in records if (share := relative(value, kind)(record, cycle)) is not None]
         interval = share_of_base(records, cycle, value, f"{name}/{DETAIL}", kind)
-        return None if interval is None else statistics.fmean(shares) >= 0.95 and interval[0] >= 0.85
+        if interval is None:
+            return None
+        return statistics.fmean(shares_by_run(value, records, cycle, kind)) >= 0.95 and interval[0] >= 0.85
 
     return kept
 
@@ -265,8 +267,8 @@ def _learnt(records: Sequence[Record], cycle: int, kind: str) -> bool | None:
 
 
 def _ended(records: Sequence[Record], cycle: int, kind: str) -> bool | None:
-    shares = [share for record in records if (share := relative(ENDED, kind)(record, cycle)) is not None]
-    return statistics.fmean(shares) >= 0.95 if shares else None
+    ended = shares_by_run(ENDED, records, cycle, kind)
+    return statistics.fmean(ended) >= 0.95 if ended else None
 
 
 def gained(record: Record, cycle: int, kind: str, name: str, corpus: str = "") -> Mapping[str, Any] | None:

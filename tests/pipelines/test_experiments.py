@@ -27,8 +27,8 @@ from pipelines.experiments.records import (
     Measured,
     Record,
     read_records,
-    relative,
     share_of_base,
+    shares_by_run,
     suite,
     to_text,
     with_beyond,
@@ -153,8 +153,9 @@ def test_the_shares_of_the_recorded_runs_beyond_constant_replies() -> None:
     runs = [with_beyond(record, known) for record in read_records(folder)]
 
     def share(arm: str, cycle: int, kind: str) -> float:
-        found = [relative(BEYOND, kind)(one, cycle) for one in runs if one.arm == arm and one.cut == 1]
-        return statistics.fmean(value for value in found if value is not None)
+        return statistics.fmean(
+            shares_by_run(BEYOND, [one for one in runs if one.arm == arm and one.cut == 1], cycle, kind)
+        )
 
     recorded = {
         ("documents", "midtrained"): (0.18, 0.17, 0.18),
@@ -188,8 +189,7 @@ def test_the_evidence_of_the_defaults_is_what_the_records_say() -> None:
         return mean(arm, "midtrained", "domain_knowledge", "held-out fact/contains", True)
 
     def beyond(arm: str, kind: str, cycle: int = 1, among: Sequence[Record] = runs) -> str:
-        found = [relative(BEYOND, kind)(one, cycle) for one in among if one.arm == arm]
-        return f"{statistics.fmean(value for value in found if value is not None):.2f}"
+        return f"{statistics.fmean(shares_by_run(BEYOND, [one for one in among if one.arm == arm], cycle, kind)):.2f}"
 
     mid, end, kept = "midtrained", "recovered", "kl-replay-recovery"
     recovery = next(one for one in runs if (one.arm, one.seed) == ("recovery", 0))
