@@ -149,9 +149,9 @@ class DistillPlan:
         )
 
 
-def plan_distill(session: Session, config: DistillConfig, cycle: int | None = None) -> DistillPlan:
+def plan_distill(session: Session, config: DistillConfig) -> DistillPlan:
     """Return the resolved plan; writes nothing and loads no weights."""
-    return make_plan(resolve(session, config, cycle))
+    return make_plan(resolve(session, config, None))
 
 
 def make_plan(resolved: ResolvedDistillation, to_make: int = 0) -> DistillPlan:

@@ -126,10 +126,10 @@ class Answering:
         """Return the seconds for the likelihoods of so many tokens."""
         return Work(read=tokens).seconds(self.network, self.speed)
 
-    def memory(self, items: int, new_tokens: int, prompt: int = USUAL_PROMPT) -> int:
-        """Return the peak of :meth:`answers`, bytes."""
-        at_once = Rollouts(self.config.rollout_tokens, new_tokens, items, prompt).at_once
-        return answering_memory(self.setup, at_once, prompt, new_tokens)
+    def memory(self, items: int, new_tokens: int) -> int:
+        """Return the peak of :meth:`answers` to prompts of usual length, bytes."""
+        at_once = Rollouts(self.config.rollout_tokens, new_tokens, items).at_once
+        return answering_memory(self.setup, at_once, USUAL_PROMPT, new_tokens)
 
     @property
     def scoring_memory(self) -> int:

@@ -74,7 +74,7 @@ def test_replay_takes_its_share_within_the_same_tokens(session: Session, run: Ru
 def test_every_arm_takes_the_tokens_that_the_defaults_take_with_their_replay(session: Session, bench: Bench) -> None:
     config = bench.midtraining(steps=None, epochs=3.0, replay=0.3, replay_loss="kl")
     start = session.registered(session.base)
-    planned = plan_midtrain(session, config, 1).length
+    planned = plan_midtrain(session, config).length
     for name, replay in (("documents", 0.0), ("kl-replay-recovery", 0.3)):
         arm = arm_cycle._midtraining(session, arm_named(name), config, 1, start, None)
         assert (arm.steps, arm.batch_tokens, arm.replay) == (planned.steps, planned.per_step, replay), name

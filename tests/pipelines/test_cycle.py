@@ -609,7 +609,7 @@ def test_a_dry_run_plans_each_cycle_as_the_run_will(
     made = replace(session.base, id=None, name="cycle-1/recovered", kind="recovered")
     number = session.registered(made, cycle_id=session.cycle_id(1)).id
     session.tracker.set_latest(session.experiment_id, number)
-    run = plan_midtrain(session, midtrain_config(plan, 2), 2).length
+    run = plan_midtrain(session, midtrain_config(plan, 2)).length
     assert (shown[1]["steps"], shown[1]["tokens"]) == (run.steps, run.tokens)
 
 
