@@ -143,7 +143,7 @@ def _import(
     """Record the results in another tool's logs; needs no model."""
 
     if "checkpoint" not in common.given(context):
-        raise UsageError(f"whose results are in {logs}? recover eval CHECKPOINT --import {logs}")
+        raise UsageError(f"name the checkpoint whose results are in {logs}: recover eval CHECKPOINT --import {logs}")
     from pipelines.evaluation.importing import import_results, read_import, target
     from pipelines.evaluation.retention import kept
 

@@ -150,7 +150,9 @@ def _tokens_of(session: Session, name: str, cycle: int) -> int:
     """
     made = {c.kind: c for c in session.registry.all() if c.cycle == cycle and c.name.startswith(f"{name}/")}
     if "recovered" not in made:
-        raise UsageError(f"cycle {cycle} of {name} is not here, and its operations are the measure: run that arm first")
+        raise UsageError(
+            f"this arm takes as many operations as {name}, whose cycle {cycle} is not here: run that arm first"
+        )
     ends = (made["recovered"].name, made["recovered"].parent or "")
     return round(sum(cost_of(session, end).flops for end in ends) / (6 * parameters(session.base.weights)))
 

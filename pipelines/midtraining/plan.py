@@ -91,7 +91,7 @@ class MidtrainPlan:
 
 
 def plan_midtrain(session: Session, config: MidtrainConfig) -> MidtrainPlan:
-    """Return the plan of the next cycle's, from the current documents; writes nothing and loads no weights."""
+    """Return the plan of the next cycle's mid-training; writes nothing and loads no weights."""
     own = gather_cycle(session, config, session.next_cycle())
     return plan_of(session, gather_material(session, config, session.resolve(config.student), own))
 

@@ -117,7 +117,8 @@ def _title(name: str) -> str:
 def _existing(checkpoint: Checkpoint, workspace: Workspace) -> Checkpoint:
     if checkpoint.kind == ARTIFACT:
         raise CheckpointError(
-            f"{checkpoint.name} is served, and no checkpoint to load or to train from: that is {checkpoint.parent}"
+            f"{checkpoint.name} is an artifact, which can only be served: name the checkpoint that it was made from, "
+            f"{checkpoint.parent}"
         )
     if not checkpoint.path.is_dir():
         if checkpoint.kind == "external" and not checkpoint.hash:

@@ -123,7 +123,7 @@ def test_results_of_lm_eval_are_recorded_for_a_model_that_is_not_here(
         assert [one.name for one in queries.checkpoints(tracker.database, experiment.id)] == names
         assert len(queries.stages(tracker.database, experiment.id)) == len(stages)
     for refused, reason in (
-        (["eval", "--import", "out"], "whose results are in out?"),
+        (["eval", "--import", "out"], "name the checkpoint whose results are in out:"),
         (["eval", "cycle-7/recovered", "--import", "out"], "there is no checkpoint 'cycle-7/recovered' yet"),
         (["eval", "theirs", "--import", "nowhere"], "there is no file or folder nowhere"),
         (["ask", "--checkpoint", "external/theirs", "Hi"], "results that were imported, and no weights here"),

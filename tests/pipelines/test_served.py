@@ -99,7 +99,7 @@ def test_a_file_is_measured_as_an_artifact_of_its_source(
     same = {row.item: row.response for row in queries.samples(database, ours["instruction_following"].id).samples}
     served = {row.item: row.response for row in queries.samples(database, theirs["instruction_following"].id).samples}
     assert same == served, "in 32 bits greedy answers are the same"
-    with pytest.raises(CheckpointError, match="is served, and no checkpoint to load"):
+    with pytest.raises(CheckpointError, match="is an artifact, which can only be served: name the checkpoint"):
         session.resolve(artifact.name)
 
 
