@@ -59,9 +59,9 @@ class Bar:
     def __post_init__(self) -> None:
         self.first = self.done
 
-    def advance(self, count: int = 1) -> None:
-        """Count units as done."""
-        self.update(self.done + count)
+    def advance(self, count: int = 1, note: str = "") -> None:
+        """Count units as done; ``note`` is a short text shown next to the bar."""
+        self.update(self.done + count, note)
 
     def add_completions(self, completions: int, tokens: int) -> None:
         """Count completions as units, with their tokens; a :data:`recovery.rollouts.engine.Progress`."""
@@ -90,7 +90,7 @@ class Bar:
         return " ".join(part for part in (f"{self.name}: {self.done}/{self.total}", self.note, time_left) if part)
 
     def update(self, done: int, note: str = "") -> None:
-        """Set the number of units done; ``note`` is a short text shown next to the bar."""
+        """Set the number of units done."""
         if done != self.done:
             self.moved = time.monotonic() - self.started
         self.done, self.sampled = done, (0, 0)
