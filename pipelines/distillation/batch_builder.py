@@ -300,7 +300,8 @@ class BatchBuilder:
         weighted, total, tokens = [], 0.0, 0
         for index, (row, turn) in enumerate(zip(rows, turns, strict=True)):
             old = _at_targets(row, turn.completion.logprobs)
-            ratios = [_bounded_ratio(q - p) for q, p in zip(scored[index], old, strict=True)]
+            differences = (q - p for q, p in zip(scored[index], old, strict=True))
+            ratios = [max(-LARGEST_LOG_RATIO, min(LARGEST_LOG_RATIO, one)) for one in differences]
             total, tokens = total - sum(ratios), tokens + len(ratios)
             reward = 0.0 if rewards is None else (1 - lam) * rewards[index]
             weighted.append(_with_advantage(row, turn.completion, [lam * ratio + reward for ratio in ratios]))
@@ -387,7 +388,3 @@ def _at_targets(row: Row, logprobs: Sequence[float]) -> list[float]:
     """Return those of a completion's log-probabilities that belong to targets."""
     start = len(row.ids) - len(logprobs)
     return [value for position, value in enumerate(logprobs, start) if row.loss_mask[position]]
-
-
-def _bounded_ratio(ratio: float) -> float:
-    return max(-LARGEST_LOG_RATIO, min(LARGEST_LOG_RATIO, ratio))

@@ -205,12 +205,9 @@ def _kept(setup: Setup, rows: Rows) -> int:
     per_token += setup.mlp * (4 * size.inner + 2 * size.routed * size.width)  # experts get copies of their tokens
     per_token += 7 * item * setup.lora_rank if setup.tuning == "lora" else 0
     scores = sum(size.windows.count(window) * _attention(setup, rows, window) for window in set(size.windows))
-    return size.depth * per_token * rows.tokens + scores * rows.count + _adapted_experts(setup)
-
-
-def _adapted_experts(setup: Setup) -> int:
-    """Return the bytes of the experts' weights with their adapter added, which peft forms whole."""
-    return setup.itemsize * count(setup.architecture.stacked) if setup.tuning == "lora" else 0
+    # The experts' weights with their adapter added, which peft forms whole.
+    experts = item * count(size.stacked) if setup.tuning == "lora" else 0
+    return size.depth * per_token * rows.tokens + scores * rows.count + experts
 
 
 def _casts(setup: Setup) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -84,11 +85,8 @@ def free_name(name: str, registry: Registry, content: str | None = None) -> str:
     No checkpoint is overwritten: two models from outside may have folders of one name.
     """
     taken = {checkpoint.name for checkpoint in registry.all() if checkpoint.hash != content}
-    number, candidate = 1, name
-    while candidate in taken:
-        number += 1
-        candidate = f"{name}-{number}"
-    return candidate
+    candidates = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(candidate for candidate in candidates if candidate not in taken)
 
 
 def external(name: str, workspace: Workspace, display: Display | None = None) -> Checkpoint:
