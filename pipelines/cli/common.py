@@ -294,13 +294,14 @@ recipe: Decorator = click.option(
 )
 
 
-def given(context: click.Context) -> dict[str, Any]:
-    """Return the parameters the user set by flag or environment, without those left at their defaults.
+def given(context: click.Context, *names: str) -> dict[str, Any]:
+    """Return the parameters, all or those of ``names``, that the user set by flag or environment.
 
     Only these override a recipe or a preset: the default of a flag does not.
     """
     set_by_user = (click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT)
-    return {name: value for name, value in context.params.items() if context.get_parameter_source(name) in set_by_user}
+    named = {name: value for name, value in context.params.items() if not names or name in names}
+    return {name: value for name, value in named.items() if context.get_parameter_source(name) in set_by_user}
 
 
 def of_examples(module: str) -> Any:

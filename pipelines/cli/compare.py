@@ -55,7 +55,7 @@ def command(
     from pipelines.experiments.compare import compare, text
     from pipelines.runtime.progress import Display
 
-    settings = {key: value for key, value in common.given(context).items() if key in ("steps", "lr")}
+    settings = common.given(context, "steps", "lr")
     wanted = seeds or (0, 1, 2)
     with stage_options.resumable():
         rows = compare(

@@ -8,8 +8,7 @@ import click
 
 from pipelines.cli import common, demo, stage_options
 from pipelines.cli.stage_options import option_of
-from recovery.config import EvalConfig, ModelConfig
-from recovery.settings import settings_of
+from recovery.config import EvalConfig
 from recovery.workspace import Workspace
 
 
@@ -54,9 +53,7 @@ def command(
     hold, and the time, memory and cost of the whole are printed before; a page and a JSON file are written at the end.
     After an interrupt the same command resumes.
     """
-    known = {"limit", *settings_of(ModelConfig)} - {"seed"}
-    flags = {key: value for key, value in common.given(context).items() if key in known}
-    flags |= demo.flags_of(example, short)
+    flags = demo.of_every_stage(context) | demo.flags_of(example, short)
     asked = demo.Asked(example, short, None, cycles)
     asked.check()
     scenario = demo.scenario_of(workspace, asked, model)

@@ -97,6 +97,11 @@ class Asked:
         return self.records or workspace.folder / "records"
 
 
+def of_every_stage(context: click.Context) -> dict[str, Any]:
+    """Return the given settings that all stages have, but the seed, which each run gets by itself."""
+    return common.given(context, "limit", *(settings_of(ModelConfig).keys() - {"seed"}))
+
+
 def flags_of(example: Path, short: bool) -> dict[str, Any]:
     """Return an example's evaluation settings: its texts, and IFEval's own prompts if they are given."""
     flags: dict[str, Any] = {}
@@ -257,8 +262,7 @@ def command(
     `--example examples/nextjs` (or `make real`) does the same with SmolLM2-135M-Instruct and the documentation of
     Next.js 16: hours on two cores, less than one with --short. After an interrupt, the same command resumes.
     """
-    known = {"limit", *settings_of(ModelConfig)} - {"seed"}  # of every stage
-    flags = {key: value for key, value in common.given(context).items() if key in known}
+    flags = of_every_stage(context)
     asked = Asked(example, short, arms, cycles, records, write_docs, cut)
     asked.check()
     if example is not None:

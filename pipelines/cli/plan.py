@@ -81,8 +81,7 @@ def command(
     """
     from pipelines.plan import make_plan
 
-    named = {"epochs", "method", "teacher", "knowledge_teacher", "gather"}
-    flags = {name: value for name, value in common.given(context).items() if name in named}
+    flags = common.given(context, "epochs", "method", "teacher", "knowledge_teacher", "gather")
     report = make_plan(
         model,
         gpus,
