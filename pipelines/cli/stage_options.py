@@ -163,7 +163,11 @@ def _rules(config: Any) -> Iterator[_Rule]:
     if isinstance(config, CycleConfig):
         teacher = config.knowledge_teacher is not None and config.distill.scores_completions
         yield ("gate",), not config.trial, "decides nothing of a trial (--trial): omit one of them"
-        yield ("gate_samples", "gate_extend", "gate_alpha"), bool(config.gate), "is of a gate: give it a rule (--gate)"
+        yield (
+            ("gate_samples", "gate_extend", "gate_alpha"),
+            bool(config.gate),
+            "is for a gate: give one a rule (--gate)",
+        )
         yield _augmented(config.midtrain)
         yield _asked(teacher, "the method, or --knowledge-teacher none, excludes one: omit either")
         yield _adapter(config.midtrain.tuning, config.distill.tuning)
@@ -178,7 +182,7 @@ def _rules(config: Any) -> Iterator[_Rule]:
         yield ("ema_decay",), config.teaching.kind == "ema", f"needs --teacher ema, not {config.teacher}"
         yield ("ratio_cap",), config.uses_importance_weights, _uncorrected(config)
         repeated = config.alpha > 0 or config.answers == "rejection"
-        yield ("samples_per_prompt",), repeated, "is of the student's own completions, and --alpha 0 has none: omit it"
+        yield ("samples_per_prompt",), repeated, "is about own completions, which --alpha 0 excludes: omit it"
         yield _adapter(config.tuning)
     elif isinstance(config, EvalConfig):
         yield _responses(config)
@@ -204,7 +208,7 @@ def _uncorrected(config: DistillConfig) -> str:
 
 
 def _adapter(*tunings: str) -> _Rule:
-    remedy = "is of a LoRA adapter, which --tuning full does not make: omit one or the other"
+    remedy = "is for a LoRA adapter, which --tuning full does not make: omit one or the other"
     return ("lora_rank", "lora_alpha"), set(tunings) != {"full"}, remedy
 
 

@@ -274,18 +274,18 @@ def test_a_seed_out_of_range_is_refused_before_a_workspace_is_made_for_it(seeds:
 
 CYCLE = {"docs": ("docs",)}
 IDLE: tuple[tuple[type[Any] | None, dict[str, Any], dict[str, Any], str], ...] = (
-    (None, {"gate_samples": 9}, {"gate": ("ifeval >= 0.5",)}, "--gate-samples 9 is of a gate"),
-    (None, {"gate_extend": 0}, {"gate": ("ifeval >= 0.5",)}, "--gate-extend 0 is of a gate"),
-    (None, {"gate_alpha": 0.1}, {"gate": ("standard",)}, "--gate-alpha 0.1 is of a gate"),
+    (None, {"gate_samples": 9}, {"gate": ("ifeval >= 0.5",)}, "--gate-samples 9 is for a gate"),
+    (None, {"gate_extend": 0}, {"gate": ("ifeval >= 0.5",)}, "--gate-extend 0 is for a gate"),
+    (None, {"gate_alpha": 0.1}, {"gate": ("standard",)}, "--gate-alpha 0.1 is for a gate"),
     (None, {"gate": ("standard",), "trial": True}, {"trial": False}, "--gate standard decides nothing of a trial"),
     (None, {"ifeval_tokens": 9}, {"ifeval": "hub"}, "--ifeval-tokens 9 is about IFEval's own"),
     (None, {"augment_share": 0.5, "augment": 0}, {"augment": 4}, "--augment-share 0.5 is about augmented"),
     (None, {"knowledge_teacher": "none", "knowledge_share": 0.3}, {"knowledge_teacher": "midtrained"}, "excludes one"),
-    (None, {"tuning": "full", "lora_rank": 8}, {"tuning": "lora"}, "--lora-rank 8 is of a LoRA"),
+    (None, {"tuning": "full", "lora_rank": 8}, {"tuning": "lora"}, "--lora-rank 8 is for a LoRA"),
     (EvalConfig, {"ifeval_tokens": 9}, {"ifeval": "hub"}, "name their file, or 'hub', with --ifeval"),
     (MidtrainConfig, {"replay_prompts": 9, "replay": 0.0}, {"project": True}, "set its share, as in --replay 0.3"),
     (MidtrainConfig, {"augment_questions": 0.2, "augment": 0}, {"augment": 4}, "as in --augment 4"),
-    (MidtrainConfig, {"tuning": "full", "lora_alpha": 8}, {"tuning": "auto"}, "--lora-alpha 8 is of a LoRA"),
+    (MidtrainConfig, {"tuning": "full", "lora_alpha": 8}, {"tuning": "auto"}, "--lora-alpha 8 is for a LoRA"),
     (DistillConfig, {"knowledge_share": 0.3}, {"knowledge_teacher": "midtrained"}, "--knowledge-teacher, e.g."),
     (DistillConfig, {"earlier_share": 0.3}, {"knowledge_teacher": "midtrained"}, "--earlier-share 0.3 is about"),
     (DistillConfig, {"ema_decay": 0.9}, {"method": "sdft"}, "needs --teacher ema, not base"),
@@ -298,9 +298,14 @@ IDLE: tuple[tuple[type[Any] | None, dict[str, Any], dict[str, Any], str], ...] =
         {"temperature": 1.0},
         "at --temperature 1",
     ),
-    (DistillConfig, {"samples_per_prompt": 8, "method": "sft"}, {"method": "rejection-sft"}, "--alpha 0 has none"),
+    (
+        DistillConfig,
+        {"samples_per_prompt": 8, "method": "sft"},
+        {"method": "rejection-sft"},
+        "which --alpha 0 excludes",
+    ),
     (DistillConfig, {"ratio_cap": 3.0, "engine": "vllm", "alpha": 0.0}, {"alpha": 0.5}, "of which there is none"),
-    (DistillConfig, {"tuning": "full", "lora_rank": 8}, {"tuning": "lora"}, "--lora-rank 8 is of a LoRA"),
+    (DistillConfig, {"tuning": "full", "lora_rank": 8}, {"tuning": "lora"}, "--lora-rank 8 is for a LoRA"),
 )
 
 
