@@ -166,7 +166,7 @@ def _rules(config: Any) -> Iterator[_Rule]:
         yield (
             ("gate_samples", "gate_extend", "gate_alpha"),
             bool(config.gate),
-            "is for a gate: give one a rule (--gate)",
+            "is for a gate: give a rule with --gate",
         )
         yield _augmented(config.midtrain)
         yield _asked(teacher, "the method, or --knowledge-teacher none, excludes one: omit either")
