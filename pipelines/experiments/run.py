@@ -150,9 +150,7 @@ def _tokens_of(session: Session, name: str, cycle: int) -> int:
     """
     made = {c.kind: c for c in session.registry.all() if c.cycle == cycle and c.name.startswith(f"{name}/")}
     if "recovered" not in made:
-        raise UsageError(
-            f"this arm takes as many operations as {name}, whose cycle {cycle} is not here: run that arm first"
-        )
+        raise UsageError(f"run {name} first: this arm takes as many operations, and its cycle {cycle} is not here")
     ends = (made["recovered"].name, made["recovered"].parent or "")
     return round(sum(cost_of(session, end).flops for end in ends) / (6 * parameters(session.base.weights)))
 

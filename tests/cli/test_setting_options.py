@@ -281,11 +281,11 @@ IDLE: tuple[tuple[type[Any] | None, dict[str, Any], dict[str, Any], str], ...] =
     (None, {"ifeval_tokens": 9}, {"ifeval": "hub"}, "--ifeval-tokens 9 is about IFEval's own"),
     (None, {"augment_share": 0.5, "augment": 0}, {"augment": 4}, "--augment-share 0.5 is about augmented"),
     (None, {"knowledge_teacher": "none", "knowledge_share": 0.3}, {"knowledge_teacher": "midtrained"}, "excludes one"),
-    (None, {"tuning": "full", "lora_rank": 8}, {"tuning": "lora"}, "--lora-rank 8 is for a LoRA"),
+    (None, {"tuning": "full", "lora_rank": 8}, {"tuning": "lora"}, "--lora-rank 8 is for"),
     (EvalConfig, {"ifeval_tokens": 9}, {"ifeval": "hub"}, "name their file, or 'hub', with --ifeval"),
     (MidtrainConfig, {"replay_prompts": 9, "replay": 0.0}, {"project": True}, "set its share, as in --replay 0.3"),
     (MidtrainConfig, {"augment_questions": 0.2, "augment": 0}, {"augment": 4}, "as in --augment 4"),
-    (MidtrainConfig, {"tuning": "full", "lora_alpha": 8}, {"tuning": "auto"}, "--lora-alpha 8 is for a LoRA"),
+    (MidtrainConfig, {"tuning": "full", "lora_alpha": 8}, {"tuning": "auto"}, "--lora-alpha 8 is for"),
     (DistillConfig, {"knowledge_share": 0.3}, {"knowledge_teacher": "midtrained"}, "--knowledge-teacher, e.g."),
     (DistillConfig, {"earlier_share": 0.3}, {"knowledge_teacher": "midtrained"}, "--earlier-share 0.3 is about"),
     (DistillConfig, {"ema_decay": 0.9}, {"method": "sdft"}, "needs --teacher ema, not base"),
@@ -298,14 +298,9 @@ IDLE: tuple[tuple[type[Any] | None, dict[str, Any], dict[str, Any], str], ...] =
         {"temperature": 1.0},
         "at --temperature 1",
     ),
-    (
-        DistillConfig,
-        {"samples_per_prompt": 8, "method": "sft"},
-        {"method": "rejection-sft"},
-        "which --alpha 0 excludes",
-    ),
+    (DistillConfig, {"samples_per_prompt": 8, "method": "sft"}, {"method": "rejection-sft"}, "--alpha 0 excludes"),
     (DistillConfig, {"ratio_cap": 3.0, "engine": "vllm", "alpha": 0.0}, {"alpha": 0.5}, "of which there is none"),
-    (DistillConfig, {"tuning": "full", "lora_rank": 8}, {"tuning": "lora"}, "--lora-rank 8 is for a LoRA"),
+    (DistillConfig, {"tuning": "full", "lora_rank": 8}, {"tuning": "lora"}, "--lora-rank 8 is for"),
 )
 
 
