@@ -142,7 +142,6 @@ def _questions(session: Session, config: InterpolateConfig, student: Checkpoint,
 def _load_line(
     session: Session, config: InterpolateConfig, student: Checkpoint, origin: Checkpoint
 ) -> tuple[Loaded, Interpolation]:
-    """Load the student and its interpolation."""
     session.verified(student)
     session.verified(origin)
     loaded = load_model(

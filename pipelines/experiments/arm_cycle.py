@@ -160,7 +160,6 @@ def _hash(session: Session, config: MidtrainConfig, frozen: CorpusSnapshot) -> s
 
 
 def _second_stage(session: Session, arm: Arm, trained: Checkpoint, cycle: int, defaults: DistillConfig) -> Checkpoint:
-    """Run the stage after mid-training."""
     name = _name(arm, cycle, "recovered")
     if arm.follow == INTERPOLATE:
         between = _interpolating(arm, defaults, trained)

@@ -128,7 +128,6 @@ class Material:
         return self._packed[stream, length]
 
     def _texts_and_chats(self, stream: str) -> tuple[Sequence[Document], Sequence[Conversation]]:
-        """Return the texts and the conversations of a stream."""
         made = self.augmented
         if stream == "documents":
             return self.own.documents, ()

@@ -141,7 +141,7 @@ WAYS = (
 
 @dataclass(frozen=True)
 class Request:
-    """The user's request."""
+    """What `recover plan` is asked. ``text`` is the configuration of the model as JSON."""
 
     model: str
     text: str

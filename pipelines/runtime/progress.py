@@ -214,7 +214,6 @@ class _Count(ProgressColumn):
     """How many of a bar's units are done; nothing for a phase without units."""
 
     def render(self, task: Task) -> Text:
-        """Return the text of a bar."""
         return Text("" if task.total is None else f"{task.completed:.0f}/{task.total:.0f}")
 
 
@@ -222,7 +221,6 @@ class _Time(ProgressColumn):
     """How long a bar has been open and, once some of it is done, how long the rest may take."""
 
     def render(self, task: Task) -> Text:
-        """Return the text of a bar."""
         elapsed = task.elapsed or 0.0
         shown = f"{timedelta(seconds=int(elapsed))} so far"
         if task.total is not None:
