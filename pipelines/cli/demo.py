@@ -126,7 +126,7 @@ def scenario_of(workspace: Workspace, asked: Asked, model: str | None = None) ->
     return dataclasses.replace(example, cycles=min(asked.cycles or example.cycles, example.cycles))
 
 
-def keep(session: Any, scenario: Any, seed: int, workspace: Workspace, asked: Asked, flags: dict[str, Any]) -> None:
+def store(session: Any, scenario: Any, seed: int, workspace: Workspace, asked: Asked, flags: dict[str, Any]) -> None:
     """Write the results of an example's cycles as a record of the main arm, and the page if requested."""
     from pipelines.experiments.run import keep, of_cycles
     from recovery.arms import arm_named
@@ -289,7 +289,7 @@ def command(
             on_error.callback(dashboard.terminate)
         demo(session, seed=seed, flags=flags, scenario=scenario)
         if example is not None:
-            keep(session, scenario, seed, workspace, asked, flags)
+            store(session, scenario, seed, workspace, asked, flags)
         on_error.pop_all()
     _show_result(workspace, as_json)
     if dashboard is not None:
