@@ -1,7 +1,7 @@
 """TRL's trainers in the fastest configuration for this machine.
 
 Gradient checkpointing is off, all rows or prompts of a step are one batch unless a benchmark sets otherwise, and matrix
-products run in bfloat16 (autocast) if the processor supports it. ``FOUND`` is whether TRL is installed.
+products run in bfloat16 (autocast) if the processor supports it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ try:
 except ImportError:
     DistillationTrainer = None
 
-FOUND = DistillationTrainer is not None
+SIDES = ("ours",) if DistillationTrainer is None else ("ours", "TRL")
+"""The sides that can be compared: TRL's if it is installed."""
 
 
 def trainer(

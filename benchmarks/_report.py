@@ -1,7 +1,11 @@
-"""Result files of the benchmarks: figures with the machine and the versions they were measured on."""
+"""What every benchmark's command line and result files have in common.
+
+A result file holds the figures with the machine and the versions that they were measured on.
+"""
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import importlib.metadata
 import json
@@ -12,10 +16,34 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parent / "results"
+_INTEGERS = {"seed": 0, "threads": 1}  # options that several benchmarks have, with their defaults
 
 
-def machine(packages: Iterable[str] = ("torch", "transformers", "trl"), *, gpu: str = "") -> dict[str, str]:
-    """Return processor, cores, memory, load, GPU and versions; no host or user names."""
+def parser(doc: str | None, page: str, *integers: str, named: bool = False) -> argparse.ArgumentParser:
+    """Return a parser whose help is the docstring of the benchmark's module, with the option --write.
+
+    ``page`` is the file name of the results, which the user can change if it is ``named``. ``integers`` are the names
+    of options that several benchmarks have.
+    """
+    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    shown = "NAME" if named else page
+    made.add_argument("--write", action="store_true", help=f"write benchmarks/results/{shown}.md and .json")
+    if named:
+        made.add_argument("--name", default=page, help="file name of the page written by --write")
+    for name in integers:
+        made.add_argument(f"--{name}", type=int, default=_INTEGERS[name])
+    return made
+
+
+def note(doc: str | None) -> str:
+    """Return the docstring of the benchmark's module without its title and its command line."""
+    return (doc or "").split("\n\n", 2)[2]
+
+
+def machine(
+    packages: Iterable[str] = ("torch", "transformers", "trl"), *, gpu: str = "", **settings: object
+) -> dict[str, str]:
+    """Return processor, cores, memory, load, GPU and versions, then the settings; no host or user names."""
     pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -26,6 +54,7 @@ def machine(packages: Iterable[str] = ("torch", "transformers", "trl"), *, gpu: 
         **({"GPU": gpu} if gpu else {}),
         "python": platform.python_version(),
         **{name: version for name in packages if (version := _version(name))},
+        **{name: str(value) for name, value in settings.items()},
     }
 
 

@@ -118,10 +118,12 @@ class Side:
         raise SystemExit(f"{self.name} ended early:\n{self.errors.read_text(encoding='utf-8')[-3000:]}")
 
 
-def take_turns(sides: Sequence[Side], steps: int) -> None:
-    """Run the steps of all sides alternately, reversing the order in every other round."""
+def take_turns(module: str, names: Sequence[str], job: Mapping[str, Any], folder: Path, steps: int) -> list[Side]:
+    """Start the sides and run their steps alternately, reversing the order in every other round."""
+    sides = [Side.start(module, name, job, folder) for name in names]
     for step in range(steps):
         for side in sides if step % 2 == 0 else reversed(sides):
             side.take_turn(last=step == steps - 1)
     for side in sides:
         side.process.communicate()
+    return sides

@@ -11,7 +11,6 @@ to the keys and values of a cache with more room, without gradients; its errors 
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
@@ -157,15 +156,13 @@ def decoded(
     return [made], (time.process_time() - started) / _REPEATS
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Run the benchmark; return 0 if ours is at least as fast as the kernel in every case."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = _report.parser(__doc__, "attention", "seed")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results/attention.*")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    facts = _report.machine(("torch",)) | {"products": "bfloat16", "threads": "1", "seed": str(options.seed)}
+    facts = _report.machine(("torch",), products="bfloat16", threads=1, seed=options.seed)
     facts["native bfloat16"] = "yes" if torch.cpu._is_avx512_bf16_supported() else "no"
     found = {str(case): measure(case, options.rounds, options.seed) for case in CASES}
     rows = [
@@ -179,14 +176,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(body)
     if options.write:
         data = {name: {"seconds": one.seconds, "errors": one.errors} for name, one in found.items()}
-        _report.write(
-            "attention",
-            "Attention on a CPU: forward and backward, and of a decoded token",
-            body,
-            facts,
-            {"cases": data},
-        )
-    return 0 if all(one.ratio("kernel") >= FASTER for one in found.values()) else 1
+        title = "Attention on a CPU: forward and backward, and of a decoded token"
+        _report.write("attention", title, body, facts, {"cases": data})
+    return int(any(one.ratio("kernel") < FASTER for one in found.values()))
 
 
 if __name__ == "__main__":

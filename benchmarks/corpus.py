@@ -135,19 +135,17 @@ def body(figures: dict[str, Any], arguments: argparse.Namespace) -> str:
     )
 
 
-def main() -> int:
+def main() -> None:
     """Write the documents, measure in a new process, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _report.parser(__doc__, "corpus", "seed")
     parser.add_argument("--megabytes", type=float, default=100.0)
     parser.add_argument("--files", type=int, default=10_000)
     parser.add_argument("--packed", type=float, default=10.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--write", action="store_true")
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure is not None:
         print(json.dumps(measure(arguments.measure, arguments.packed, arguments.seed)))
-        return 0
+        return
     with tempfile.TemporaryDirectory(prefix="recovery-corpus-") as scratch:
         write_documents(Path(scratch), arguments.megabytes, arguments.files, arguments.seed)
         command = [sys.executable, "-m", "benchmarks.corpus", "--measure", scratch]
@@ -157,11 +155,9 @@ def main() -> int:
     text = body(figures, arguments)
     print(text)
     if arguments.write:
-        _report.write(
-            "corpus", "Reading a large corpus", text, _report.machine(("transformers", "tokenizers")), figures
-        )
-    return 0
+        facts = _report.machine(("transformers", "tokenizers"))
+        _report.write("corpus", "Reading a large corpus", text, facts, figures)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

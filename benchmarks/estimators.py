@@ -24,7 +24,6 @@ the error over the largest reference value, where that exceeds the rounding.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -175,10 +174,9 @@ def fused(form: Form, case: Case, samples: Samples, dtype: torch.dtype) -> tuple
         "advantages_N": (samples.advantages, wide),
         "old_logprobs_N": (samples.old, wide),
     }
-    labels = ("targets",)
     needs = {
-        "entropy": labels,
-        "cross_entropy": labels,
+        "entropy": ("targets",),
+        "cross_entropy": ("targets",),
         "policy_gradient": ("targets", "advantages", "old"),
         "top_k": ("top",),
     }
@@ -221,10 +219,7 @@ def worst(rows: Sequence[Finding], key: Callable[[Finding], Any], measure: Calla
 
 def main() -> int:
     """Compare and print; write with --write. Return 1 if an error is more than LIMIT times the rounding."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results/estimators.md and .json")
-    options = parser.parse_args()
+    options = _report.parser(__doc__, "estimators", "seed").parse_args()
     torch.set_num_threads(1)
     rows = findings(options.seed)
     by_quantity = worst(rows, lambda row: (row.quantity, row.format), lambda row: row.times)
@@ -246,10 +241,10 @@ def main() -> int:
     body = "\n".join(parts)
     print(body)
     if options.write:
-        note = (__doc__ or "").split("\n\n", 2)[2]
-        facts = _report.machine(("torch", "numpy")) | {"seed": str(options.seed)}
+        text = f"{_report.note(__doc__)}\n{body}"
+        facts = _report.machine(("torch", "numpy"), seed=options.seed)
         data = {"quantities": [asdict(row) for row in by_quantity], "cases": [asdict(row) for row in by_case]}
-        _report.write("estimators", "The losses against their definitions", f"{note}\n{body}", facts, data)
+        _report.write("estimators", "The losses against their definitions", text, facts, data)
     return int(any(row.times > LIMIT for row in rows))
 
 

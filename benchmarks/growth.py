@@ -13,7 +13,6 @@ listed.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -225,12 +224,10 @@ def _prunable(workspace: Path) -> str:
 
 def main() -> int:
     """Run and print; write with --write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, epilog=BY_DOCUMENTS, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = _report.parser(__doc__, "growth")
+    parser.epilog = BY_DOCUMENTS
     parser.add_argument("--cycles", type=int, default=50, help="cycles in one workspace (default: 50)")
     parser.add_argument("--documents", action="store_true", help="instead, one cycle by its number of documents")
-    parser.add_argument("--write", action="store_true", help="write the page in benchmarks/results")
     given = parser.parse_args()
     if given.cycles < SETTLED + 3:
         parser.error(
@@ -247,7 +244,7 @@ def main() -> int:
             rows = run(given.cycles, Path(folder))
             prunable = _prunable(Path(folder) / "workspace")
             text, data = body(rows, prunable), {"cycles": rows, "prunable": prunable}
-            name, title, about = "growth", "Growth over cycles", (__doc__ or "").split("\n\n", 2)[2]
+            name, title, about = "growth", "Growth over cycles", _report.note(__doc__)
     print(text)
     if given.write:
         page = _report.write(name, title, f"{about}\n\n{text}", facts, data)

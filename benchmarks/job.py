@@ -44,7 +44,7 @@ from transformers import AutoConfig
 from transformers.trainer_utils import get_last_checkpoint
 
 from benchmarks import _peer, _report
-from benchmarks._sides import Side, Turn
+from benchmarks._sides import Turn, take_turns
 from db import Database, queries, records
 from evals.beyond_constant import single_instructions
 from evals.open_book import OPEN_BOOK, gap_closed
@@ -241,17 +241,15 @@ SIDES: dict[str, Callable[[Job], None]] = {"ours": run_ours, "TRL": run_trl}
 def carry_out(side: str, job: Job) -> dict[str, float]:
     """Run a job of one side in a process of its own; return its figures."""
     Path(job.folder).mkdir(parents=True, exist_ok=True)
-    running = Side.start("benchmarks.job", side, dataclasses.asdict(job), Path(job.folder))
-    running.take_turn(last=True)
-    running.process.communicate()
-    return running.steps[0]
+    (done,) = take_turns("benchmarks.job", [side], dataclasses.asdict(job), Path(job.folder), steps=1)
+    return done.steps[0]
 
 
-def pairs(job: Job, count: int, sides: Sequence[str], keep: Callable[[Runs], None]) -> Runs:
+def pairs(job: Job, count: int, keep: Callable[[Runs], None]) -> Runs:
     """Run every side ``count`` times by turns, in reversed order every other time; ``keep`` gets all after each."""
-    found: Runs = {side: [] for side in sides}
+    found: Runs = {side: [] for side in _peer.SIDES}
     for number in range(count):
-        for side in sides if number % 2 == 0 else reversed(sides):
+        for side in _peer.SIDES if number % 2 == 0 else reversed(_peer.SIDES):
             with tempfile.TemporaryDirectory(dir=job.folder) as folder:
                 found[side].append(carry_out(side, dataclasses.replace(job, folder=folder)))
             one = found[side][-1]
@@ -382,8 +380,7 @@ def sizes(options: argparse.Namespace) -> str:
 def facts(options: argparse.Namespace) -> dict[str, str]:
     """Return the machine and the settings of a run."""
     precision = str(pick_precision("auto", torch.device("cpu"))).removeprefix("torch.")
-    settings = {"threads": str(options.threads), "seed": str(options.seed), "matrix products": precision}
-    return _report.machine() | settings
+    return _report.machine(threads=options.threads, seed=options.seed) | {"matrix products": precision}
 
 
 def add_input(parser: argparse.ArgumentParser) -> None:
@@ -400,16 +397,12 @@ def add_input(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", type=int, default=32, help="prompts of a step of recovery")
     parser.add_argument("--new-tokens", type=int, default=112)
     parser.add_argument("--limit", type=int, default=1000, help="items of a suite")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results/NAME.md and .json")
 
 
 def main() -> int:
     """Measure and print; write with --write. Return 1 if a goal was missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _report.parser(__doc__, "job", "seed", "threads", named=True)
     add_input(parser)
-    parser.add_argument("--name", default="job", help="file name of the page written by --write")
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--scores", type=Path, metavar="FOLDER", help="run both sides to the end in this folder")
     parser.add_argument("--side", choices=sorted(SIDES), help=argparse.SUPPRESS)
@@ -424,8 +417,8 @@ def main() -> int:
 
     def store(body: str, data: dict[str, Any]) -> None:
         if options.write:
-            note = (__doc__ or "").split("\n\n", 2)[2]
-            _report.write(options.name, "One whole job", f"{note}\n{sizes(options)}\n\n{body}", machine, data)
+            text = f"{_report.note(__doc__)}\n{sizes(options)}\n\n{body}"
+            _report.write(options.name, "One whole job", text, machine, data)
 
     if options.scores is not None:
         options.scores.mkdir(parents=True, exist_ok=True)
@@ -433,9 +426,9 @@ def main() -> int:
         body = whole_runs(dataclasses.replace(prepare(options, options.scores), whole=True, **to_the_end))
         store(body, {})
     else:
-        present = ["ours", "TRL"] if _peer.FOUND else ["ours"]
         with tempfile.TemporaryDirectory() as name:
-            runs = pairs(prepare(options, Path(name)), options.pairs, present, lambda r: store(timing(r), {"runs": r}))
+            job = prepare(options, Path(name))
+            runs = pairs(job, options.pairs, lambda found: store(timing(found), {"runs": found}))
         body = timing(runs)
     print(body)
     return int("MISSED" in body or "NOT SHOWN" in body)

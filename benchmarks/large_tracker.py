@@ -17,7 +17,7 @@ import random
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -378,20 +378,24 @@ def _points(steps: int) -> int:
     return steps * len(DISTILL) + len(range(1, steps + 1, GEOMETRY_EVERY)) * len(GEOMETRY)
 
 
-def main() -> int:
+def add_sizes(parser: argparse.ArgumentParser) -> None:
+    """Add an option for each number of :class:`Size`."""
+    for size in fields(Size):
+        parser.add_argument(f"--{size.name}", type=int, default=size.default)
+
+
+def main() -> None:
     """Create the database named on the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
-    for name in ("experiments", "cycles", "points", "samples", "seed"):
-        parser.add_argument(f"--{name}", type=int, default=getattr(Size, name))
+    add_sizes(parser)
     options = vars(parser.parse_args())
     path = options.pop("file")
     if path.exists():
         parser.error(f"{path} already exists: delete it first, or give another name")
     for table, rows in make(path, Size(**options), progress=True).items():
         print(f"{rows:>10,} {table}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -25,11 +25,9 @@ facts are.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
-import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -187,13 +185,12 @@ def cycles(corpora: Path | None, show: int) -> dict[str, dict[str, Any]]:
     return rows
 
 
-def main() -> int:
+def main() -> None:
     """Compare and print; write with --write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _report.parser(__doc__, "leakage")
     parser.add_argument("--ifeval", type=Path, default=os.environ.get("RECOVER_IFEVAL_PROMPTS"))
     parser.add_argument("--corpora", type=Path, help="a folder of corpora, each with its probes and questions")
     parser.add_argument("--show", type=int, default=0, help="print so many of the nearest questions of each corpus")
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results/leakage.md and .json")
     options = parser.parse_args()
     splits = behaviour_prompts(seed=0)
     trained = Trained([requests(prompt) for prompt in splits.train])
@@ -211,11 +208,9 @@ def main() -> int:
     body = "\n".join(parts)
     print(body)
     if options.write:
-        note = (__doc__ or "").split("\n\n", 2)[2]
-        machine = _report.machine(()) | {"seed": "0"}
+        text = f"{_report.note(__doc__)}\n{body}"
         data = {"prompts": rows, "instructed": shared, "questions": asked, "cycles": taught}
-        _report.write("leakage", "Tests against training data", f"{note}\n{body}", machine, data)
-    return 0
+        _report.write("leakage", "Tests against training data", text, _report.machine((), seed=0), data)
 
 
 def _table(rows: dict[str, dict[str, Any]]) -> str:
@@ -224,4 +219,4 @@ def _table(rows: dict[str, dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

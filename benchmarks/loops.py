@@ -9,9 +9,7 @@ compared with the decoded response. Only tokens are counted; nothing is timed.
 
 from __future__ import annotations
 
-import argparse
 import operator
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,13 +36,12 @@ class Cut:
         return self.same == self.length and not self.ended
 
 
-def main() -> int:
+def main() -> None:
     """Measure and print; write with --write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _report.parser(__doc__, "loops")
     parser.add_argument("--model", required=True, help="a folder, a GGUF file or a hub id")
     parser.add_argument("--prompts", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=640, help="maximum tokens of a response")
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results/loops.md and .json")
     options = parser.parse_args()
     facts = _report.machine(("torch", "transformers"))
     loaded = load_model(options.model)
@@ -73,7 +70,6 @@ def main() -> int:
             f"{precision}; a repetition counts after {TIMES} times over {LEAST} tokens.\n\n{table}"
         )
         print(_report.write("loops", "Repetitive responses", body, facts, {"figures": figures}))
-    return 0
 
 
 def cut_of(ids: Sequence[int], finished: bool, limit: int) -> Cut | None:
@@ -86,4 +82,4 @@ def cut_of(ids: Sequence[int], finished: bool, limit: int) -> Cut | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -24,11 +24,11 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, Qwen3Config
 
-from benchmarks import _peer, _report
+from benchmarks import _peer, _report, step
 from benchmarks._sides import Side, take_turns
-from benchmarks.step import Job
 from recovery.data.prompts import behaviour_prompts
 from recovery.miniature.package import materialise
+from recovery.models.hardware import gpu_name
 
 FASTER, SMALLER = 1.5, 0.5
 
@@ -58,23 +58,20 @@ def random_model(out: Path, width: int, layers: int, vocabulary: int, seed: int,
     return sum(weight.numel() for weight in model.parameters())
 
 
-def prepare(options: argparse.Namespace, folder: Path) -> tuple[Job, int]:
+def prepare(options: argparse.Namespace, folder: Path) -> tuple[step.Job, int]:
     """Write the model and the prompts of all steps."""
     model, prompts, steps = folder / "model", folder / "prompts.jsonl", options.steps + 1
     weights = random_model(model, options.width, options.layers, options.vocabulary, options.seed, options.device)
     chosen = behaviour_prompts(folder / "tokens").train[: steps * options.prompts]
     prompts.write_text("".join(json.dumps(list(p.messages)) + "\n" for p in chosen), encoding="utf-8")
     numbers = (options.prompts, options.new_tokens, steps, options.threads, options.seed, options.prompts)
-    return Job(str(model), str(model), str(prompts), *numbers, lora=True, device=options.device), weights
+    return step.Job(str(model), str(model), str(prompts), *numbers, lora=True, device=options.device), weights
 
 
 def ratios(sides: Sequence[Side]) -> dict[str, float]:
     """Return TRL's median times over ours, and our peak memory over TRL's."""
-    named = {side.name: side for side in sides}
-    if "TRL" not in named:
-        return {}
-    found = {key: named["TRL"].middle(key) / named["ours"].middle(key) for key in ("seconds", "processor seconds")}
-    return found | {"megabytes": named["ours"].largest("megabytes") / named["TRL"].largest("megabytes")}
+    peaks = {side.name: side.largest("megabytes") for side in sides}
+    return step.ratios(sides) | ({"megabytes": peaks["ours"] / peaks["TRL"]} if "TRL" in peaks else {})
 
 
 def markdown(sides: Sequence[Side]) -> str:
@@ -108,29 +105,21 @@ def markdown(sides: Sequence[Side]) -> str:
 
 def main() -> int:
     """Measure and print; write with --write. Return 1 if a goal was missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _report.parser(__doc__, "lora", "seed", "threads", named=True)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--vocabulary", type=int, default=151_936)
     parser.add_argument("--prompts", type=int, default=8, help="prompts per step")
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--steps", type=int, default=2, help="measured steps, after one warm-up step")
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--name", default="lora", help="file name of the page written by --write")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results/NAME.md and .json")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    gpu = torch.cuda.get_device_name() if options.device == "cuda" else ""
-    facts = _report.machine(("torch", "transformers", "peft", "trl"), gpu=gpu)
-    facts |= {"threads": str(options.threads), "seed": str(options.seed)}
+    packages = ("torch", "transformers", "peft", "trl")
+    facts = _report.machine(packages, gpu=gpu_name(options.device), threads=options.threads, seed=options.seed)
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        job, weights = prepare(options, folder)
-        present = ["ours", "TRL"] if _peer.FOUND else ["ours"]
-        sides = [Side.start("benchmarks.step", side, vars(job), folder) for side in present]
-        take_turns(sides, job.steps)
+        job, weights = prepare(options, Path(name))
+        sides = take_turns("benchmarks.step", _peer.SIDES, vars(job), Path(name), job.steps)
     body = markdown(sides)
     print(body)
     if options.write:
@@ -140,8 +129,8 @@ def main() -> int:
             f"{options.steps} steps."
         )
         data = {"steps": {side.name: side.counted() for side in sides}, "ratios": ratios(sides), "weights": weights}
-        note = (__doc__ or "").split("\n\n", 2)[2]
-        print(_report.write(options.name, "A distillation step under LoRA", f"{note}\n{size}\n\n{body}", facts, data))
+        text = f"{_report.note(__doc__)}\n{size}\n\n{body}"
+        print(_report.write(options.name, "A distillation step under LoRA", text, facts, data))
     return int("MISSED" in body)
 
 

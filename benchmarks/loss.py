@@ -38,6 +38,7 @@ from torch import Tensor
 from benchmarks import _report, _resident
 from recovery.losses.fused import fused_loss
 from recovery.losses.terms import Term
+from recovery.models.hardware import gpu_name
 from recovery.models.lm_head import Head
 
 try:
@@ -311,15 +312,12 @@ def markdown(measured: list[tuple[Case, dict[str, dict[str, Any]]]]) -> str:
 
 def main() -> int:
     """Measure and print; write with --write. Return 1 if a limit was missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _report.parser(__doc__, "loss", "seed", named=True)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=1024, help="tokens (N) for the 0.6B model's head")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--name", default="loss", help="file name of the page written by --write")
     parser.add_argument("--only", default="", help="only cases whose divergence, size and type contain this")
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results/NAME.md and .json")
     parser.add_argument("--peak-of", help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -328,11 +326,8 @@ def main() -> int:
     if options.peak_of:
         _print_peak(json.loads(options.peak_of))
         return 0
-    gpu = torch.cuda.get_device_name() if options.device == "cuda" else ""
-    facts = _report.machine(("torch", "transformers", "trl", "liger-kernel"), gpu=gpu) | {
-        "threads": str(options.threads),
-        "seed": str(options.seed),
-    }
+    packages = ("torch", "transformers", "trl", "liger-kernel")
+    facts = _report.machine(packages, gpu=gpu_name(options.device), threads=options.threads, seed=options.seed)
     measured = []
     for case in cases(options.tokens):
         if options.only not in str(case):
@@ -347,8 +342,8 @@ def main() -> int:
     print(body[body.index("## Limits") :])
     if options.write:
         data = [{"case": asdict(case), "losses": found, "ratios": ratios(found)} for case, found in measured]
-        note = (__doc__ or "").split("\n\n", 2)[2]
-        print(_report.write(options.name, "The fused loss", f"{note}\n{body}", facts, {"cases": data}))
+        text = f"{_report.note(__doc__)}\n{body}"
+        print(_report.write(options.name, "The fused loss", text, facts, {"cases": data}))
     return int("MISSED" in body)
 
 

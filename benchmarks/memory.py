@@ -54,7 +54,6 @@ from recovery.miniature.package import materialise
 from recovery.models.hardware import pick_precision
 
 GOAL = 0.15
-WEIGHTS = ("model.safetensors", "recovery.toml", "provenance.json")
 
 
 @dataclass(frozen=True)
@@ -303,20 +302,18 @@ def counted(shape: Shape) -> int:
 
 def main() -> int:
     """Measure and print; write with --write. Return 1 if the goal was missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _report.parser(__doc__, "memory", "seed")
     parser.add_argument(
         "--only",
         default="",
         help="only cases whose description contains one of these, separated by |; others keep their stored results",
     )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results/memory.md and .json")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         answer(json.loads(options.child))
         return 0
-    facts = _report.machine() | {"threads": "1", "seed": str(options.seed)}
+    facts = _report.machine(threads=1, seed=options.seed)
     chosen = [case for case in cases() if any(part in str(case) for part in options.only.split("|"))]
     rows = {} if not options.only else known()
     with tempfile.TemporaryDirectory() as name:
@@ -343,8 +340,8 @@ def known() -> dict[Case, Row]:
 def write(rows: list[Row], facts: dict[str, str]) -> None:
     """Write the results so far."""
     data = [asdict(row.case) | {"predicted": row.predicted, "measured": row.measured} for row in rows]
-    note = (__doc__ or "").split("\n\n", 2)[2]
-    _report.write("memory", "The memory model", f"{note}\n{markdown(rows)}", facts, {"rows": data})
+    text = f"{_report.note(__doc__)}\n{markdown(rows)}"
+    _report.write("memory", "The memory model", text, facts, {"rows": data})
 
 
 if __name__ == "__main__":

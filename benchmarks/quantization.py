@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -149,24 +148,22 @@ def markdown(model: Path, options: argparse.Namespace) -> str:
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> None:
     """Measure and print; write with --write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _report.parser(__doc__, "quantization")
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--prompts", type=int, default=8, help="prompts of a seed")
     parser.add_argument("--tokens", type=int, default=64, help="tokens of an answer")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results/quantization.*")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    facts = _report.machine(("torch", "transformers", "peft", "bitsandbytes")) | {"model": options.model.stem}
+    facts = _report.machine(("torch", "transformers", "peft", "bitsandbytes"), model=options.model.stem)
     body = markdown(options.model, options)
     print(body)
     if options.write:
         _report.write("quantization", "A base in NF4", body, facts, {"table": body.splitlines()})
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

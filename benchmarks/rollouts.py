@@ -12,7 +12,6 @@ responses run to the limit.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import statistics
 import sys
@@ -42,7 +41,7 @@ Side = Callable[[Sequence[Sequence[int]], Sampling], int]
 
 def main() -> int:
     """Measure and print; write with --write. Return 1 if a goal was missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _report.parser(__doc__, "rollouts", named=True)
     parser.add_argument("--model", help="a folder or a hub id; default: the built-in model")
     parser.add_argument("--width", type=int, default=0, help="random weights of this width instead of a model")
     parser.add_argument("--layers", type=int, default=28)
@@ -51,8 +50,6 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=64, help="maximum tokens of a response")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--precision", default="auto")
-    parser.add_argument("--name", default="rollouts", help="file name of the page written by --write")
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results/NAME.md and .json")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = options.model or materialise(Path(folder) / "miniature")

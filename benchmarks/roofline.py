@@ -18,7 +18,6 @@ teacher's head is computed within the loss, and counted there.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import functools
@@ -351,9 +350,8 @@ def markdown(meter: Meter, rates: Rates, whole: float) -> str:
 
 def main() -> int:
     """Measure and print; write with --write. Return 1 if a bound was missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _report.parser(__doc__, "roofline", "seed", "threads", named=True)
     job.add_input(parser)
-    parser.add_argument("--name", default="roofline", help="file name of the page written by --write")
     parser.add_argument("--rates", type=float, default=0.5, help="seconds for which each product is tried")
     parser.set_defaults(midtrain_steps=3, distill_steps=3, limit=24)
     options = parser.parse_args()
@@ -372,13 +370,12 @@ def main() -> int:
     body = markdown(meter, rates, whole)
     print(body)
     if options.write:
-        note = (__doc__ or "").split("\n\n", 2)[2]
         data: dict[str, Any] = {
             "rates": vars(rates),
             "phases": {name: vars(phase) for name, phase in meter.phases.items()},
         }
         data |= {"shares": meter.shares, "seconds": whole}
-        text = f"{note}\n{job.sizes(options)}\n\n{body}"
+        text = f"{_report.note(__doc__)}\n{job.sizes(options)}\n\n{body}"
         print(_report.write(options.name, "The phases of a cycle beside the machine", text, machine, data))
     return int("MISSED" in body)
 

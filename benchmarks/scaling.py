@@ -10,10 +10,8 @@ the largest slope of several passes, and the variance explained by a straight li
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -160,20 +158,16 @@ def slopes_text(found: dict[str, dict[str, Any]]) -> str:
     return "\n".join([_report.table(head, rows), "", *times])
 
 
-def main() -> int:
+def main() -> None:
     """Measure and print; write with --write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _report.parser(__doc__, "scaling", "seed", "threads")
     parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--steps", type=int, default=2, help="measured steps per pass, after one warm-up step")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, only to check that the benchmark runs")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results/scaling.md and .json")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     shape = tiny if options.tiny else replace
-    facts = _report.machine(("torch", "transformers", "peft"))
-    facts |= {"threads": str(options.threads), "seed": str(options.seed)}
+    facts = _report.machine(("torch", "transformers", "peft"), threads=options.threads, seed=options.seed)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         found = {
@@ -188,10 +182,9 @@ def main() -> int:
             f"Unless varied: {fixed.answers} responses of {fixed.new_tokens} tokens, {fixed.layers} layers of "
             f"width {fixed.width}, vocabulary {fixed.vocabulary:,}; {options.passes} passes of {options.steps} steps."
         )
-        note = (__doc__ or "").split("\n\n", 2)[2]
         title = "Scaling of a step, and the ceiling of scoring and training"
-        print(_report.write("scaling", title, f"{note}\n{size}\n\n{body}", facts, {"slopes": found}))
-    return 0
+        text = f"{_report.note(__doc__)}\n{size}\n\n{body}"
+        print(_report.write("scaling", title, text, facts, {"slopes": found}))
 
 
 def tiny(size: Size) -> Size:
@@ -200,4 +193,4 @@ def tiny(size: Size) -> Size:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

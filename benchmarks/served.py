@@ -11,7 +11,6 @@ wall time: exits with status 1 if the command takes longer than the limit in wal
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import http.client
 import json
@@ -170,20 +169,18 @@ def body(spent: Mapping[str, Sequence[float]], tokens: Mapping[str, int], prompt
         f"The evaluation's time over the server's alone, for the same {prompts:,} prompts: {wall:.2f} in wall time, "
         f"{processor:.2f} in processor time. For {PROMPTS:,}, with start, comparison and end as they are and the rest "
         f"in proportion: {many[0]:.2f} and {many[1]:.2f}; limit {LIMIT}: {limit}; goal {GOAL}: {goal}.\n\n"
-        f"Answers: {tokens[ANSWERS]:,} tokens, of the server alone {tokens[FLOOR]:,}."
-        + f" Killed when {before} were kept, the command asked for the other {prompts} alone."
-        * bool(before)
+        f"Answers: {tokens[ANSWERS]:,} tokens, of the server alone {tokens[FLOOR]:,}. Killed when {before} were kept, "
+        f"the command asked for the other {prompts} alone."
     )
 
 
 def main() -> int:
     """Measure, print, and return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _report.parser(__doc__, "served")
     parser.add_argument("--model", required=True)
     parser.add_argument("--limit", type=int, default=PROMPTS)
     parser.add_argument("--block", type=int, default=128, help="prompts that one side answers before the other does")
     parser.add_argument("--type", default="q8_0")
-    parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     facts = _report.machine(("torch", "transformers", "xllamacpp"))
     facts |= {"model": f"{Path(options.model).stem}, {options.type}", "prompts in a block": str(options.block)}

@@ -8,12 +8,10 @@ path, or named by --uv; the UV_* and PIP_* variables of the caller apply. No lim
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -52,11 +50,10 @@ def measured(folder: Path, uv: str) -> list[tuple[float, float]]:
     return [prepared(clone, uv, folder / "cache") for _ in range(2)]
 
 
-def main() -> int:
+def main() -> None:
     """Measure both sides, print the table, and store it with --write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _report.parser(__doc__, "setup")
     parser.add_argument("--uv", default=shutil.which("uv"), help="the uv to measure; default: the one on the path")
-    parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
     if not arguments.uv:
         raise SystemExit("uv is not on the path: pip install uv, or name it with --uv")
@@ -72,7 +69,6 @@ def main() -> int:
     print(body)
     if arguments.write:
         _report.write("setup", "Setting up: pip and uv", f"{INTRODUCTION}\n\n{body}", facts, data)
-    return 0
 
 
 CACHES = ("empty", "filled")
@@ -83,4 +79,4 @@ INTRODUCTION = (
 )
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -11,7 +11,6 @@ corpora so far, a few items each, so some growth is expected; it is included in 
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import signal
@@ -166,10 +165,9 @@ def slope(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 def main() -> int:
     """Run and print; write with --write. Return 1 if memory or files grew, or something was left behind."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _report.parser(__doc__, "soak-ENGINE")
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--engine", default="transformers", help="engine, as for recover cycle")
-    parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     facts = _report.machine(("torch", "transformers", "vllm"))
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
@@ -196,15 +194,9 @@ def main() -> int:
     verdict = f"Memory's slope is {'within noise' if noise else 'above noise'}; {'met' if good else 'missed'}."
     print(f"{body}\n\n{', '.join(f'{value:.0f}' for _, value in peaks)} MiB\n\n{verdict}")
     if given.write:
-        about = (__doc__ or "").split("\n\n", 2)
-        page = _report.write(
-            f"soak-{given.engine}",
-            "A long run",
-            f"{about[2]}\n\n{body}\n\n{verdict}",
-            facts,
-            {"peaks": peaks, "slope": grown, "sure": sure, "cycles": len(seen.ends)},
-        )
-        print(f"written to {page}")
+        text = f"{_report.note(__doc__)}\n\n{body}\n\n{verdict}"
+        data = {"peaks": peaks, "slope": grown, "sure": sure, "cycles": len(seen.ends)}
+        print(f"written to {_report.write(f'soak-{given.engine}', 'A long run', text, facts, data)}")
     return 0 if good else 1
 
 

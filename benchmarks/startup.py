@@ -10,7 +10,6 @@ the miniature.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -110,9 +109,8 @@ def measure(command: Command, runs: int, folder: Path) -> tuple[list[float], lis
 
 def main() -> int:
     """Measure, print, and return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _report.parser(__doc__, "startup")
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     facts, wrong, rows = _report.machine(), False, []
     with tempfile.TemporaryDirectory() as name:

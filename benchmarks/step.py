@@ -224,17 +224,13 @@ def ratios(sides: Sequence[Side]) -> dict[str, float]:
 
 def main() -> int:
     """Measure and print; write with --write. Return 1 if the goal was missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _report.parser(__doc__, "step", "seed", "threads", named=True)
     parser.add_argument("--model", help="a model folder or a GGUF file; default: the built-in miniature")
-    parser.add_argument("--name", default="step", help="file name of the page written by --write")
     parser.add_argument("--prompts", type=int, default=128, help="prompts per step")
     parser.add_argument("--new-tokens", type=int, default=80)
     parser.add_argument("--steps", type=int, default=10, help="measured steps, after one warm-up step")
     parser.add_argument("--peer-batch", type=int, default=PEER_BATCH, help="TRL's batch size, in prompts")
     parser.add_argument("--precision", choices=("auto", "float32"), default="auto", help="of matrix products")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results/NAME.md and .json")
     parser.add_argument("--side", choices=sorted(SIDES), help=argparse.SUPPRESS)
     parser.add_argument("--job", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -245,22 +241,18 @@ def main() -> int:
     if options.side:
         SIDES[options.side](Job(**json.loads(options.job)))
         return 0
-    facts = _report.machine() | {"threads": str(options.threads), "seed": str(options.seed)}
+    facts = _report.machine(threads=options.threads, seed=options.seed)
     facts |= {"matrix products": str(pick_precision(options.precision, torch.device("cpu"))).removeprefix("torch.")}
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        job = prepare(options, folder)
-        present = ["ours", "TRL"] if _peer.FOUND else ["ours"]
-        sides = [Side.start("benchmarks.step", side, vars(job), folder) for side in present]
-        take_turns(sides, job.steps)
+        job = prepare(options, Path(name))
+        sides = take_turns("benchmarks.step", _peer.SIDES, vars(job), Path(name), job.steps)
     body = markdown(sides, REAL_GOAL if options.model else GOAL)
     print(body)
     if options.write:
         model = Path(options.model).name.removesuffix(".gguf") if options.model else "the built-in miniature"
         size = f"{model}: {options.prompts} prompts per step, at most {options.new_tokens} new tokens"
         data = {"steps": {side.name: side.counted() for side in sides}, "ratios": ratios(sides)}
-        note = (__doc__ or "").split("\n\n", 2)[2]
-        text = f"{note}\n{size}, {options.steps} steps.\n\n{body}"
+        text = f"{_report.note(__doc__)}\n{size}, {options.steps} steps.\n\n{body}"
         print(_report.write(options.name, "A distillation step", text, facts, data))
     return int("MISSED" in body)
 

@@ -17,9 +17,7 @@ test prompts.
 
 from __future__ import annotations
 
-import argparse
 import functools
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,14 +99,12 @@ def rates(task: Task, runs: int, seed: int) -> dict[tuple[float, int], float]:
     return found
 
 
-def main() -> int:
+def main() -> None:
     """Simulate and print; write with --write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _report.parser(__doc__, "stopping", "seed")
     parser.add_argument("--runs", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results/stopping.md and .json")
     options = parser.parse_args()
-    facts = _report.machine(("scipy",)) | {"seed": str(options.seed), "runs": f"{options.runs:,} for each entry"}
+    facts = _report.machine(("scipy",), seed=options.seed, runs=f"{options.runs:,} for each entry")
     parts, data = [], []
     for task in TASKS:
         found = rates(task, options.runs, options.seed)
@@ -122,10 +118,9 @@ def main() -> int:
     body = "\n".join(parts)
     print(body)
     if options.write:
-        note = (__doc__ or "").split("\n\n", 2)[2]
-        _report.write("stopping", "The test that ends a recovery", f"{note}\n{body}", facts, {"rows": data})
-    return 0
+        text = f"{_report.note(__doc__)}\n{body}"
+        _report.write("stopping", "The test that ends a recovery", text, facts, {"rows": data})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -26,11 +26,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from sqlalchemy import update
 
 from benchmarks import _browser, _report
 from benchmarks._dashboard import ROOT, Query, Served, Visitor, dashboard, empty_page
-from benchmarks.large_tracker import Size, make, make_facts
+from benchmarks.large_tracker import Size, add_sizes, make, make_facts
 from db import Database, Tracker, facts, open_database, open_readonly, queries
 from db.records import Stage
 from db.sample_comparison import FATES
@@ -119,7 +120,7 @@ def pages(served: Served, requests: dict[str, list[Query]]) -> Result:
         found[page or "overview"] = {
             "n": len(times),
             "median ms": statistics.median(times),
-            "p95 ms": percentile(times, 95),
+            "p95 ms": p95(times),
             "worst ms": max(times),
             "processor ms": 1000 * cpu,
             "largest answer kB": max(answer.size for answer in answers) / 1000,
@@ -168,7 +169,7 @@ def ticks(served: Served, database: Path, rounds: int) -> Result:
         name: {
             "n": rounds,
             "median ms": statistics.median(found),
-            "p95 ms": percentile(found, 95),
+            "p95 ms": p95(found),
             "processor ms": 1000 * cpu[name] / rounds,
         }
         for name, found in times.items()
@@ -227,7 +228,7 @@ def writers(served: Served, database: Path, requests: dict[str, list[Query]], se
         answer = Visitor(served).load(page, query)
         times.append(1000 * answer.seconds)
         troubles += "cannot be read" in answer.text or "locked" in answer.text
-    found: Result = {"pages read": len(times), "page, p95 ms": percentile(times, 95), "pages in trouble": troubles}
+    found: Result = {"pages read": len(times), "page, p95 ms": p95(times), "pages in trouble": troubles}
     reading = open_readonly(database)
     for name, process in running.items():
         out, error = process.communicate()
@@ -256,10 +257,9 @@ def ledger(cache: Path, rounds: int = 9) -> Result:
     return {"facts": count, "median ms": statistics.median(times), "processor ms": statistics.median(work)}
 
 
-def percentile(values: Sequence[float], share: int) -> float:
-    """Return the smallest value that at least ``share`` percent of the values do not exceed."""
-    ranked = sorted(values)
-    return ranked[max(0, -(-share * len(ranked) // 100) - 1)]
+def p95(values: Sequence[float]) -> float:
+    """Return the smallest value that at least 95% of the values do not exceed."""
+    return float(np.percentile(values, 95, method="inverted_cdf"))
 
 
 # --- the report -------------------------------------------------------------------------------------------------
@@ -397,27 +397,28 @@ def measure(options: argparse.Namespace, folder: Path) -> Result:
 
 def main() -> int:
     """Measure and print; write with --write. Return 1 if a limit was missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("experiments", "cycles", "points", "samples", "seed"):
-        parser.add_argument(f"--{name}", type=int, default=getattr(Size, name))
+    parser = _report.parser(__doc__, "tracker")
+    add_sizes(parser)
     parser.add_argument("--cache", type=Path, default=CACHE, help="folder in which the database is cached")
     parser.add_argument("--calls", type=int, default=40, help="calls of each page's function, and number of ticks")
     parser.add_argument("--visits", type=int, default=4, help="visits of each page in Chromium, per cache state")
     parser.add_argument("--seconds", type=float, default=30.0, help="duration of the writers")
     parser.add_argument("--no-browser", action="store_true", help="skip the measurements in Chromium")
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results/tracker.md and .json")
     options = parser.parse_args()
-    facts = _report.machine(("gradio", "sqlalchemy", "plotly")) | {"seed": str(options.seed)}
-    facts |= {"database": f"{options.experiments} experiments of {options.cycles} cycles, {options.points:,} points, "
-                          f"{options.samples:,} samples"}  # fmt: skip
+    facts = _report.machine(
+        ("gradio", "sqlalchemy", "plotly"),
+        seed=options.seed,
+        database=f"{options.experiments} experiments of {options.cycles} cycles, {options.points:,} points, "
+        f"{options.samples:,} samples",
+    )
     with tempfile.TemporaryDirectory() as folder:
         found = measure(options, Path(folder))
     facts["load after"] = f"{os.getloadavg()[0]:.1f}"
     body = markdown(found)
     print(body)
     if options.write:
-        note = (__doc__ or "").split("\n\n", 2)[2]
-        print(_report.write("tracker", "The dashboard on a large tracker", f"{note}\n{body}", facts, found))
+        text = f"{_report.note(__doc__)}\n{body}"
+        print(_report.write("tracker", "The dashboard on a large tracker", text, facts, found))
     return int("MISSED" in body)
 
 

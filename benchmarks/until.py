@@ -310,7 +310,7 @@ def verdict(ours: float | None, theirs: float | None, most: float) -> str:
 
 def main() -> int:
     """Run the missing runs and print; write with --write. Return 1 if the goal was missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _report.parser(__doc__, "until", "threads")
     usual = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "recovery" / "benchmarks"
     parser.add_argument("--cache", type=Path, default=usual, help="folder of the results  [default: %(default)s]")
     parser.add_argument("--prompts", type=int, default=32, help="prompts per batch")
@@ -320,8 +320,6 @@ def main() -> int:
     parser.add_argument("--cap", type=int, default=128, help="largest budget, in batches")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds per budget")
     parser.add_argument("--side", choices=sorted(SIDES), help="run only this side")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results/until.md and .json")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -332,10 +330,10 @@ def main() -> int:
         write_atomically(run.file(options.cache, setting), json.dumps(vars(end)))
         return 0
     options.cache.mkdir(parents=True, exist_ok=True)
-    facts = _report.machine() | {"threads": str(options.threads)}
+    facts = _report.machine(threads=options.threads)
     setting, base, degraded = prepare(options)
     runs: dict[Run, End] = {}
-    for side in [options.side] if options.side else ["ours", "TRL"] if _peer.FOUND else ["ours"]:
+    for side in [options.side] if options.side else _peer.SIDES:
         runs |= climb(side, setting, UNTIL * base, options)
     body = markdown(runs, base, degraded)
     print(body)
@@ -346,8 +344,8 @@ def main() -> int:
             f"prompts, {options.seeds} seeds. Additional settings of ours: {levers}."
         )
         data = {"base": base, "student": degraded, "runs": [{**vars(run), **vars(end)} for run, end in runs.items()]}
-        note = (__doc__ or "").split("\n\n", 2)[2]
-        print(_report.write("until", "Tokens until recovered", f"{note}\n{size}\n\n{body}", facts, data))
+        text = f"{_report.note(__doc__)}\n{size}\n\n{body}"
+        print(_report.write("until", "Tokens until recovered", text, facts, data))
     return int("MISSED" in body)
 
 

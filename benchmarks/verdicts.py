@@ -15,9 +15,6 @@ worst case: one that is clearly worse passes far less often.
 
 from __future__ import annotations
 
-import argparse
-import sys
-
 from benchmarks import _report, _verdicts_gate, _verdicts_knowledge, _verdicts_runs, _verdicts_scores
 from benchmarks._verdicts_model import Table
 
@@ -49,17 +46,15 @@ def _distance(value: float, most: float | None, least: float | None) -> float:
     return value / most if most is not None else (1 - value) / (1 - (least or 0.0))
 
 
-def main() -> int:
+def main() -> None:
     """Simulate and print; write with --write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _report.parser(__doc__, "verdicts", "seed")
     parser.add_argument("--runs", type=int, default=20_000, help="simulations of the fastest entries")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=PARTS, help="one part of the tables")
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results/verdicts.md and .json")
     options = parser.parse_args()
     if options.write and options.only:
         parser.error("--write takes all parts: leave out --only")
-    facts = _report.machine(("numpy", "scipy")) | {"seed": str(options.seed), "runs": f"{options.runs:,} and fewer"}
+    facts = _report.machine(("numpy", "scipy"), seed=options.seed, runs=f"{options.runs:,} and fewer")
     tables = []
     for name, part in PARTS.items():
         for table in part(options.runs, options.seed) if options.only in (None, name) else ():
@@ -68,12 +63,10 @@ def main() -> int:
     found = summary(tables)
     print(found)
     if options.write:
-        note = (__doc__ or "").split("\n\n", 2)[2]
-        body = "\n\n".join([note.strip(), found, *(table.text() for table in tables)])
+        body = "\n\n".join([_report.note(__doc__).strip(), found, *(table.text() for table in tables)])
         data = {"rows": [row for table in tables for row in table.data()]}
         _report.write("verdicts", "How often the verdicts are wrong", body, facts, data)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

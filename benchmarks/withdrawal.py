@@ -9,7 +9,6 @@ alone; a run that was stopped goes on where it ended.
 
 from __future__ import annotations
 
-import argparse
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -75,12 +74,11 @@ def row(seed: int, found: dict[str, Any]) -> tuple[str, ...]:
 
 def main() -> None:
     """Run the seeds and print the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = _report.parser(__doc__, "withdrawal")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--services", type=int, default=5)
     parser.add_argument("--distill-steps", type=int, default=100)
     parser.add_argument("--workspace", type=Path, default=Path("withdrawal-workspaces"))
-    parser.add_argument("--write", action="store_true", help="write the table to benchmarks/results")
     given = parser.parse_args()
     machine = _report.machine(("torch", "transformers"))
     seeds = [int(part) for part in given.seeds.split(",")]
