@@ -201,12 +201,10 @@ def decisions(runs: int, seed: int) -> Table:
                 most = pool if looks > 1 else first
                 batches = [settle(at, looks, first, most, draw, BATCH, not b) for b in range(-(-runs // BATCH))]
                 outcome = np.concatenate(batches)
-                total = len(outcome)
-                accepted, rejected = float((outcome > 0).mean()), float((outcome < 0).mean())
                 rates = (
-                    Rate("accepted", accepted, total, most=ALPHA if promised in ("most", "accept") else None),
-                    Rate("rejected", rejected, total, most=ALPHA if promised in ("most", "reject") else None),
-                    Rate("left to the user", 1 - accepted - rejected, total),
+                    Rate.of("accepted", outcome > 0, most=ALPHA if promised in ("most", "accept") else None),
+                    Rate.of("rejected", outcome < 0, most=ALPHA if promised in ("most", "reject") else None),
+                    Rate.of("left to the user", outcome == 0),
                 )
                 rows.append(((f"{base:g}", f"{len(shares)}", name, f"{looks}"), rates))
     note = (
@@ -237,11 +235,10 @@ def standard(runs: int, seed: int, bases: Sequence[float] = (0.3, 0.8)) -> Table
                 settle(at, LOOKS, first, pool, draw, BATCH, not b, rules, suites) for b in range(-(-runs // BATCH))
             ]
             outcome = np.concatenate(batches)
-            accepted, rejected = float((outcome > 0).mean()), float((outcome < 0).mean())
             rates = (
-                Rate("accepted", accepted, len(outcome), most=ALPHA if broken else None, least=None if broken else 0.8),
-                Rate("rejected", rejected, len(outcome), most=ALPHA),
-                Rate("left to the user", 1 - accepted - rejected, len(outcome)),
+                Rate.of("accepted", outcome > 0, most=ALPHA if broken else None, least=None if broken else 0.8),
+                Rate.of("rejected", outcome < 0, most=ALPHA),
+                Rate.of("left to the user", outcome == 0),
             )
             rows.append(((f"{base:g}", "as base" if broken is None else f"at the bound of {broken.name}"), rates))
     note = (
@@ -269,7 +266,7 @@ def knowledge_kept(runs: int, seed: int) -> Table:
             for bound in KEPT:
                 rules, suites = [following, parse_rule(f"domain >= {bound}")], [COMPOSED, (1.0, questions)]
                 outcome = settle(at, LOOKS, first, pool, draw, runs, False, rules, suites)
-                rates.append(Rate(bound, float((outcome > 0).mean()), runs))
+                rates.append(Rate.of(bound, outcome > 0))
             rows.append(((f"{score:g}", f"{questions:,}"), tuple(rates)))
     note = (
         f"How often `{following.text}` (both score 0.3) and `domain >= BOUND`, a column each, accept a student that is "
@@ -363,7 +360,7 @@ def power(runs: int, seed: int) -> Table:
                 for level, _ in LEVELS:
                     passed, _failed = decide(mean[:, None], z[:, None], level)
                     event = f"passed {'0.96*base' if least is None else 'base - M'} at {level:g}"
-                    rates.append(Rate(event, float(passed.mean()), runs, least=least))
+                    rates.append(Rate.of(event, passed, least=least))
             rows.append(((f"{base:g}", f"{disagree:.0%}", f"{n:,}", f"{100 * margin:.1f}"), tuple(rates)))
     note = (
         f"A student truly as good as base, judged once: how often it passes `{SUITES[0]}`, and `ifeval >= base - M`, M "

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
-from benchmarks._verdicts_model import ALPHA, LOOKS, Array, Rate, Table
+from benchmarks._verdicts_model import ALPHA, LOOKS, Array, Noise, Rate, Table
 from evals.domain_pmi import Block, gain
 
-Noise = Callable[[np.random.Generator, tuple[int, ...]], Array]
 NOISES: dict[str, Noise] = {
     "normal": lambda draw, shape: draw.normal(size=shape),
     "Student's t, 3 degrees": lambda draw, shape: draw.standard_t(3, size=shape) / np.sqrt(3),
@@ -45,12 +44,9 @@ def blocks(draw: np.random.Generator, questions: int, noise: Noise, own: Array, 
     return sides
 
 
-def passes(p_values: Array, runs: int) -> tuple[Rate, ...]:
+def passes(p_values: Array) -> tuple[Rate, ...]:
     """Return how often the rule passes at the level of one judgement, and at that of a cycle's."""
-    return tuple(
-        Rate(f"passes at {level:g}", float((p_values < level).mean()), runs, most=level)
-        for level in (ALPHA, ALPHA / LOOKS)
-    )
+    return tuple(Rate.of(f"passes at {level:g}", p_values < level, most=level) for level in (ALPHA, ALPHA / LOOKS))
 
 
 def nothing_learnt(runs: int, seed: int) -> Table:
@@ -64,7 +60,7 @@ def nothing_learnt(runs: int, seed: int) -> Table:
                 found = gain(*blocks(draw, questions, noise, pages, again))
                 assert found is not None
                 p_values[run] = found.p_value
-            rows.append(((name, f"{questions}", f"{again}", f"{spread:g}"), passes(p_values, runs)))
+            rows.append(((name, f"{questions}", f"{again}", f"{spread:g}"), passes(p_values)))
     note = (
         "The rule `learnt` where K is 0. Each cell has noise of standard deviation 1, the later checkpoint is twice as "
         f"sharp. Pages have {PAGE} questions; in the last rows right answers gain or lose by page, 0 on average, which "
@@ -84,7 +80,7 @@ def power(runs: int, seed: int) -> Table:
             one = gain(*blocks(draw, questions, NOISES["normal"], np.full(questions, effect * np.sqrt(2))))
             assert one is not None
             found.append(one.p_value)
-        rates = [Rate(rate.event, rate.value, rate.runs) for rate in passes(np.array(found), runs)]
+        rates = [replace(rate, most=None) for rate in passes(np.array(found))]
         rows.append(((f"{questions}", f"{effect:g}"), tuple(rates)))
     note = "Right answers gained by this share of the standard deviation of D over questions; normal noise."
     return Table("Learnt: how often it is found", note, ("questions", "K, in SD of D"), rows)

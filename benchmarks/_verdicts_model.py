@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,9 @@ from evals.measurement import Evidence, Measurement
 from evals.statistics import holm
 
 Array = np.ndarray[Any, Any]
+Noise = Callable[[np.random.Generator, tuple[int, ...]], Array]  # draws an array of a shape
 ALPHA = 0.05
-LOOKS = 4  # of a cycle by default: before and after more items, and the same after an extension
+LOOKS = 4  # judgements of a cycle by default: before and after more items, and both again after an extension
 SURE = 3.0  # an entry is marked if it is beyond its promise by more than this many standard errors
 _RIGHT = ((1, 1), (1, 0), (0, 1), (0, 0))  # student and base in each of the four cells of a paired sample
 
@@ -35,6 +36,13 @@ class Rate:
     runs: int | None
     most: float | None = None
     least: float | None = None
+
+    @classmethod
+    def of(
+        cls, event: str, happened: Array | Sequence[bool], *, most: float | None = None, least: float | None = None
+    ) -> Rate:
+        """Return the rate of an event, given whether it happened in each simulation."""
+        return cls(event, float(np.mean(happened)), len(happened), most, least)
 
     @property
     def error(self) -> float:

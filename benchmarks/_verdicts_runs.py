@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
-from benchmarks._verdicts_model import Array, Rate, Table
+from benchmarks._verdicts_model import Array, Noise, Rate, Table
 from evals.statistics import spread
 from examples.studies.study import CONFIDENCE, Outcome, Part, Study, figure
 from pipelines.distillation.early_stopping import CollapseDetector, on_plateau
 from recovery.config import DistillConfig
 
 ONE_SIDE = round((1 - CONFIDENCE) / 2, 6)
-RESPONSES = 32  # of a step, by default
-Noise = Callable[[np.random.Generator, tuple[int, ...]], Array]
+RESPONSES = 32  # default number of responses of a step
 
 
 def tables(runs: int, seed: int) -> list[Table]:
@@ -26,43 +25,27 @@ def tables(runs: int, seed: int) -> list[Table]:
     ]  # fmt: skip
 
 
-def _normal(draw: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    return draw.normal(size=shape)
-
-
-def _tail_up(draw: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    return draw.exponential(size=shape) - 1
-
-
-def _tail_down(draw: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    return 1 - draw.exponential(size=shape)
-
-
 def _share(p: float, n: int) -> Noise:
     return lambda draw, shape: draw.binomial(n, p, size=shape) / n - p
 
 
-def _rarely(draw: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    return np.where(draw.random(shape) < 0.1, -0.27, 0.03)
-
-
 NOISES: dict[str, Noise] = {
-    "normal": _normal,
-    "exponential, tail above": _tail_up,
-    "exponential, tail below": _tail_down,
+    "normal": lambda draw, shape: draw.normal(size=shape),
+    "exponential, tail above": lambda draw, shape: draw.exponential(size=shape) - 1,
+    "exponential, tail below": lambda draw, shape: 1 - draw.exponential(size=shape),
     "share of 300 items, 0.97": _share(0.97, 300),
     "share of 300 items, 0.995": _share(0.995, 300),
     "share of 50 items, 0.97": _share(0.97, 50),
     "share of 50 items, 0.995": _share(0.995, 50),
-    "0.7 in a tenth of the seeds, else 1": _rarely,
+    "0.7 in a tenth of the seeds, else 1": lambda draw, shape: np.where(draw.random(shape) < 0.1, -0.27, 0.03),
 }
-
-
 ITEMS = {name: int(name.split()[2]) for name in NOISES if name.startswith("share of")}
 
 
 def outcomes(found: Array, items: int = 1_000_000) -> Iterator[Outcome]:
-    """Return the product's outcome for figures [runs, seeds, statements] of so many items that must be above 0."""
+    """Return the product's outcome for figures [runs, seeds, statements], which must be above 0; each is measured on
+    ``items`` items.
+    """
     parts = tuple(Part(f"{at}", figure(f"{at}"), 0.0) for at in range(found.shape[2]))
     study = Study("", "", "", "", parts, lambda runner: {})
     for run in found.round(9).tolist():
@@ -80,11 +63,11 @@ def statements(runs: int, seed: int) -> Table:
             alike = np.ptp(found[:, :, 0], axis=1) < 1e-9
             spreads = [spread(one) for one in found[:, :, 0].tolist()]
             rates = (
-                Rate("holds", float((words == "holds").mean()), runs, most=ONE_SIDE),
-                Rate("does not hold", float((words == "does not hold").mean()), runs, most=ONE_SIDE),
-                Rate("all seeds alike", float(alike.mean()), runs),
-                Rate("alike, and decided", float((alike & (words != "undecided")).mean()), runs),
-                Rate("mean ± spread covers the truth", float(np.mean([abs(m) <= s for m, s in spreads])), runs),
+                Rate.of("holds", words == "holds", most=ONE_SIDE),
+                Rate.of("does not hold", words == "does not hold", most=ONE_SIDE),
+                Rate.of("all seeds alike", alike),
+                Rate.of("alike, and decided", alike & (words != "undecided")),
+                Rate.of("mean ± spread covers the truth", [abs(m) <= s for m, s in spreads]),
             )
             rows.append(((name, f"{seeds}"), rates))
     note = (
@@ -101,7 +84,7 @@ def claims(runs: int, seed: int) -> Table:
     draw, rows = np.random.default_rng(seed + 1), []
     for count in (1, 3, 6, 8):
         for name, away in (("all at their bounds", 0.0), ("one at its bound, the others far above", 100.0)):
-            found = _normal(draw, (runs, 3, count))
+            found = draw.normal(size=(runs, 3, count))
             found[:, :, 1:] += away
             parts = list(outcomes(found))
             words = np.array([one.verdict for one in parts])
@@ -109,9 +92,9 @@ def claims(runs: int, seed: int) -> Table:
                 [any(word != "undecided" for _, word in one.parts[: 1 if away else None]) for one in parts]
             )
             rates = (
-                Rate("a statement is wrongly decided", float(wrong.mean()), runs),
-                Rate("the claim holds", float((words == "holds").mean()), runs, most=ONE_SIDE),
-                Rate("does not hold", float((words == "does not hold").mean()), runs, most=ONE_SIDE),
+                Rate.of("a statement is wrongly decided", wrong),
+                Rate.of("the claim holds", words == "holds", most=ONE_SIDE),
+                Rate.of("does not hold", words == "does not hold", most=ONE_SIDE),
             )
             if count > 1 or not away:
                 rows.append(((f"{count}", name), rates))
@@ -129,10 +112,10 @@ def study_power(runs: int, seed: int) -> Table:
     for effect in (1.0, 2.0, 3.0, 5.0):
         rates = []
         for seeds, count in ((2, 1), (3, 1), (5, 1), (10, 1), (3, 6)):
-            found = _normal(draw, (runs, seeds, count)) + effect
+            found = draw.normal(size=(runs, seeds, count)) + effect
             words = np.array([one.verdict for one in outcomes(found)])
             event = f"{seeds} seeds" + (f", {count} statements" if count > 1 else "")
-            rates.append(Rate(event, float((words == "holds").mean()), runs))
+            rates.append(Rate.of(event, words == "holds"))
         rows.append(((f"{effect:g}",), tuple(rates)))
     note = (
         "How often a claim holds whose statements are truly beyond their bounds, by so many standard deviations over "
@@ -188,10 +171,10 @@ def false_alarms(runs: int, seed: int) -> Table:
         for end_rate, noise in ((0.98, 1.0), (0.75, 1.0), (0.55, 1.0), (0.75, 2.0)):
             found = [stops(signals(steps, end_rate, noise, draw), end_rate, taught) for _ in range(runs)]
             rates = [
-                Rate(f"stopped by step {by}", float(np.mean([b is not None and b < by for _, b in found])), runs)
+                Rate.of(f"stopped by step {by}", [b is not None and b < by for _, b in found])
                 for by in (60, 120, steps)
             ]
-            rates.append(Rate(f"reported by {steps}", float(np.mean([a is not None for a, _ in found])), runs))
+            rates.append(Rate.of(f"reported by {steps}", [a is not None for a, _ in found]))
             rows.append((("yes" if taught else "no", f"{end_rate:g}", f"{noise:g}"), tuple(rates)))
     note = (
         "Runs in which nothing changes, all five signals autocorrelated from step to step, the end-token rate from "
@@ -226,7 +209,7 @@ def alarms(runs: int, seed: int) -> Table:
             stopped = stops(metrics, 0.75, "no teacher" not in name)[1]
             delay = steps if stopped is None else stopped - start + 1
             delays += [delay] if delay > 0 else []
-        rates = tuple(Rate(f"within {by} steps", float(np.mean([d <= by for d in delays])), runs) for by in (5, 10, 40))
+        rates = tuple(Rate.of(f"within {by} steps", [d <= by for d in delays]) for by in (5, 10, 40))
         rows.append(((name, f"{np.median(delays):g}"), rates))
     note = (
         f"Runs in which one signal changes at step {start + 1}, with the noise of 1 and an end-token rate of 0.75, and "
@@ -247,8 +230,7 @@ def plateaus(runs: int, seed: int) -> Table:
             found = np.exp(deviation * wave - fall * np.arange(steps)).tolist()
             ended = [_ended(one, window) for one in found]
             rates = tuple(
-                Rate(f"ended by step {by}", float(np.mean([end <= by for end in ended])), runs)
-                for by in (2 * window, 150, steps)
+                Rate.of(f"ended by step {by}", [end <= by for end in ended]) for by in (2 * window, 150, steps)
             )
             rows.append(((f"{100 * fall:g}%", f"{deviation:g}"), rates))
     note = (

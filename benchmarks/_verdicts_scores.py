@@ -28,6 +28,7 @@ from evals.statistics import holm, minimum_detectable_effect, score_of
 from pipelines.evaluation.retention import forgetting, retention
 
 SURE_OF = float(stats.norm.isf(ALPHA / 2))
+FORGOTTEN = 300  # items of a measured forgetting
 
 
 def tables(runs: int, seed: int) -> list[Table]:
@@ -75,8 +76,8 @@ def differences(runs: int, seed: int, cases: Sequence[tuple[int, int, int]] = FE
         said = compare("", *_judged(np.repeat(np.arange(4), counts[0])))
         assert said is not None and (said.low <= true <= said.high) == (abs(z[0]) <= SURE_OF)
         rates = (
-            Rate("p at most 0.05", float((p_values <= ALPHA).mean()), runs, most=None if true else ALPHA),
-            Rate("interval misses", float((np.abs(z) > SURE_OF).mean()), runs, most=ALPHA),
+            Rate.of("p at most 0.05", p_values <= ALPHA, most=None if true else ALPHA),
+            Rate.of("interval misses", np.abs(z) > SURE_OF, most=ALPHA),
         )
         rows.append(((f"{n:,}", f"{lost}", f"{won}", f"{100 * true:+.1f}"), rates))
     note = (
@@ -98,9 +99,9 @@ def by_types(runs: int, seed: int) -> Table:
                 found[:, kind] = mcnemar_p(counts)
             adjusted = np.array([holm(one) for one in found.tolist()]) <= ALPHA
             rates = (
-                Rate("a type that lost nothing", float(adjusted[:, 1:].any(axis=1).mean()), runs, most=ALPHA),
-                Rate("the first type", float(adjusted[:, 0].mean()), runs, most=None if loss else ALPHA),
-                Rate("without Holm, any", float((found <= ALPHA).any(axis=1).mean()), runs),
+                Rate.of("a type that lost nothing", adjusted[:, 1:].any(axis=1), most=ALPHA),
+                Rate.of("the first type", adjusted[:, 0], most=None if loss else ALPHA),
+                Rate.of("without Holm, any", (found <= ALPHA).any(axis=1)),
             )
             rows.append(((f"{n}", f"{base:g}", f"{100 * loss:g}"), rates))
     _agrees_by_type(draw)
@@ -136,11 +137,10 @@ def in_clusters(runs: int, seed: int) -> Table:
         away = np.array([0.0, 1.0, -1.0, 0.0])[items[:fewer]]
         sides = [((one < 0).astype(float), (one > 0).astype(float)) for one in away]
         spans = [paired_difference(*pair, groups) for pair in sides]
-        missed = np.mean([not span.low <= 0.0 <= span.high for span in spans])
         rates = (
-            Rate("p at most 0.05", float((p_values <= ALPHA).mean()), runs, most=ALPHA),
-            Rate("McNemar's would be", float((mcnemar_p(counted(items)) <= ALPHA).mean()), runs),
-            Rate("interval misses", float(missed), fewer, most=ALPHA),
+            Rate.of("p at most 0.05", p_values <= ALPHA, most=ALPHA),
+            Rate.of("McNemar's would be", mcnemar_p(counted(items)) <= ALPHA),
+            Rate.of("interval misses", [not span.low <= 0.0 <= span.high for span in spans], most=ALPHA),
         )
         rows.append(((name, f"{sizes.sum():,}"), rates))
     note = (
@@ -166,11 +166,11 @@ def intervals(runs: int, seed: int) -> Table:
         student, reference = measured(np.repeat(np.arange(4), counts[0]))
         said = retention(student, reference)
         assert said is not None and (said.low <= ratio <= said.high) == (abs(z[0]) <= SURE_OF)
-        rate = Rate("misses", float((np.abs(z) > SURE_OF).mean()), runs, most=ALPHA)
+        rate = Rate.of("misses", np.abs(z) > SURE_OF, most=ALPHA)
         rows.append(((f"retention of {ratio:g} of {base:g}", f"{n}"), (rate,)))
     for earlier in (1, 3, 8):
-        rate = Rate("misses", _forgotten(earlier, 300, runs, draw), runs, most=ALPHA if earlier == 1 else None)
-        rows.append(((f"forgetting: none since the best of {earlier} checkpoints", "300"), (rate,)))
+        rate = Rate.of("misses", _forgotten(earlier, runs, draw), most=ALPHA if earlier == 1 else None)
+        rows.append(((f"forgetting: none since the best of {earlier} checkpoints", f"{FORGOTTEN}"), (rate,)))
     note = (
         "95% intervals: of a score as dashboard and report print it (calculated over all samples), of the share of a "
         "task's score that was kept, and of what was lost since the best earlier checkpoint. The last promises its "
@@ -179,18 +179,19 @@ def intervals(runs: int, seed: int) -> Table:
     return Table("Intervals of scores", note, ("interval", "items"), rows)
 
 
-def _forgotten(earlier: int, n: int, runs: int, draw: np.random.Generator) -> float:
-    """Return how often the interval of what was lost misses 0, although all checkpoints are equally good."""
-    right = draw.random((runs, 1, n)) < 0.9
-    fresh = draw.random((runs, earlier + 1, n)) < 0.9
-    found = np.where(draw.random((runs, earlier + 1, n)) < 0.1, fresh, right)
+def _forgotten(earlier: int, runs: int, draw: np.random.Generator) -> Array:
+    """Return whether the interval of what was lost misses 0, although all checkpoints are equally good, [runs]."""
+    right = draw.random((runs, 1, FORGOTTEN)) < 0.9
+    fresh = draw.random((runs, earlier + 1, FORGOTTEN)) < 0.9
+    found = np.where(draw.random((runs, earlier + 1, FORGOTTEN)) < 0.1, fresh, right)
     best = found[np.arange(runs), 1 + found[:, 1:].sum(axis=2).argmax(axis=1)]
     cell = np.where(best, 0, 2) + np.where(found[:, 0], 0, 1)
     _, z = score_tests(counted(cell), 1.0, 0.0)
     sides = [Measurement({str(i): float(v) for i, v in enumerate(side)}) for side in found[0]]
     said = forgetting(sides[0], {str(k): side for k, side in enumerate(sides[1:])})
     assert said is not None and (said[1].low <= 0 <= said[1].high) == (abs(z[0]) <= SURE_OF)
-    return float((np.abs(z) > SURE_OF).mean())
+    missed: Array = np.abs(z) > SURE_OF
+    return missed
 
 
 def effects(runs: int, seed: int) -> Table:
@@ -210,8 +211,8 @@ def effects(runs: int, seed: int) -> Table:
             _, z = score_tests(counts, 1.0, 0.0)
             least = 0.8 if correlation == 0.5 else None
             rates = (
-                Rate("found by the score test", float((np.abs(z) > SURE_OF).mean()), runs, least=least),
-                Rate("by McNemar's", float((mcnemar_p(counts) <= ALPHA).mean()), runs, least=least),
+                Rate.of("found by the score test", np.abs(z) > SURE_OF, least=least),
+                Rate.of("by McNemar's", mcnemar_p(counts) <= ALPHA, least=least),
             )
             differ = 2 * p * (1 - p) * (1 - correlation)
             rows.append(((f"{p:g}", f"{correlation:g}", f"{differ:.0%}", f"{n:,}", f"{100 * effect:.1f}"), rates))
@@ -224,7 +225,7 @@ def effects(runs: int, seed: int) -> Table:
 
 
 def more_items(runs: int, seed: int) -> Table:
-    """Whether as many more items as an undecided rule asks for decide it."""
+    """Whether an undecided rule is decided by the number of further items that it asks for."""
     draw, rows, factor = np.random.default_rng(seed + 5), [], 0.96
     for base, share in ((0.9, 1.0), (0.9, 0.98), (0.9, 0.94), (0.3, 1.0)):
         for n in (200, 1000):
@@ -245,10 +246,10 @@ def more_items(runs: int, seed: int) -> Table:
                 rates = []
                 for word, sample in zip(words, samples, strict=True):
                     _, again = score_tests(sample, factor, 0.0)
-                    decided = float((np.where(mean > 0, again, -again) >= bound).mean())
-                    rates.append(Rate(word, decided, len(sample), least=0.8 if "right" in word else None))
+                    decided = np.where(mean > 0, again, -again) >= bound
+                    rates.append(Rate.of(word, decided, least=0.8 if "right" in word else None))
                 _, again = score_tests(samples[2], factor, 0.0)
-                rates.append(Rate("undecided, in truth", float((np.abs(again) < bound).mean()), len(sample)))
+                rates.append(Rate.of("undecided, in truth", np.abs(again) < bound))
                 label = (f"{base:g}", f"{share:g}", f"{n:,}", f"{level:g}", f"{np.median(asked):,.0f}")
                 rows.append((label, tuple(rates)))
     note = (
