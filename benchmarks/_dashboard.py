@@ -19,7 +19,6 @@ from typing import Any, Protocol, Self
 from urllib.parse import urlencode
 
 ROOT = Path(__file__).resolve().parent.parent
-START_SECONDS = 120
 _TICKS = os.sysconf("SC_CLK_TCK")
 Query = Sequence[tuple[str, object]]
 
@@ -99,9 +98,8 @@ def empty_page(port: int) -> Served:
 
 @dataclass(frozen=True)
 class Answer:
-    """Response of a page function: seconds until the first and the last output, bytes, and the first outputs."""
+    """Response of a page function: seconds until the last output, bytes, and the first outputs."""
 
-    first: float
     seconds: float
     size: int
     outputs: list[Any]
@@ -138,7 +136,7 @@ class Visitor:
         if "then" not in self._known(path):
             return text
         drawn = self.ask(path, "then", query)
-        return Answer(text.first, text.seconds + drawn.seconds, text.size + drawn.size, text.outputs)
+        return Answer(text.seconds + drawn.seconds, text.size + drawn.size, text.outputs)
 
     def tick(self, path: str, query: Query = ()) -> Answer:
         """Call the function of the page's timer."""
@@ -188,8 +186,7 @@ def _functions(served: Place, path: str) -> dict[str, dict[str, Any]]:
 
 def _answer(response: http.client.HTTPResponse, started: float) -> Answer | None:
     """Read the event stream until the response is complete; return None if the page's function failed."""
-    first, size = 0.0, 0
-    outputs: list[Any] = []
+    size, outputs = 0, list[Any]()
     for line in response:
         if not line.startswith(b"data: "):
             continue
@@ -197,7 +194,7 @@ def _answer(response: http.client.HTTPResponse, started: float) -> Answer | None
         size += len(line)
         sent = message.get("output", {}).get("data")
         if sent is not None and not outputs:
-            first, outputs = time.perf_counter() - started, sent
+            outputs = sent
         if message["msg"] == "process_completed":
-            return Answer(first, time.perf_counter() - started, size, outputs) if message["success"] else None
+            return Answer(time.perf_counter() - started, size, outputs) if message["success"] else None
     return None

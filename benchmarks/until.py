@@ -224,7 +224,7 @@ def climb(side: str, setting: Setting, goal: float, options: argparse.Namespace)
     """Run a side: all rates at one budget, then growing budgets at the best rate until the goal."""
     searched = [Run(side, SEARCHED, rate, 0) for rate in RATES]
     runs = {run: carry_out(run, setting, options) for run in searched}
-    rate = max(searched, key=lambda run: runs[run].value).rate
+    rate = best_rate(runs, side)
     budget = options.first
     while budget <= options.cap:
         mine = [Run(side, budget, rate, seed) for seed in range(options.seeds)]
