@@ -63,7 +63,7 @@ def leave_current_folder() -> None:
     A user's folder may hold ``datasets.py`` or ``evaluate.py``; a command started there must not import them.
     The folder is kept if it is the project's own, or if PYTHONPATH names it.
     """
-    if not sys.path or getattr(sys.flags, "safe_path", False):
+    if not sys.path or sys.flags.safe_path:
         return
     here = Path.cwd()
     if sys.path[0] in ("", str(here)) and here.resolve() != ROOT:

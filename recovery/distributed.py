@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from recovery.errors import RecoveryError, UsageError
+from recovery.errors import RecoveryError, UsageError, first_line
 
 T = TypeVar("T")
 
@@ -342,7 +342,7 @@ def _gather_results(work: Callable[[], T]) -> list[T]:
         mine = (None, work())
     except Exception as error:
         failed, mine = error, (_line(error), None)
-    if failed is not None and _world.messages is None:  # it closed the connections already
+    if failed is not None and _world.messages is None:  # the failure has closed the connections already
         raise failed
     results: list[Any] = [None] * _world.size
     with _connection_errors():
@@ -378,6 +378,4 @@ def _lost_process_error(error: BaseException) -> _ProcessLost:
 
 
 def _line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    first = lines[0] if lines else type(error).__name__
-    return first if isinstance(error, RecoveryError) else f"{type(error).__name__}: {first}"
+    return str(error) if isinstance(error, RecoveryError) else f"{type(error).__name__}: {first_line(error)}"

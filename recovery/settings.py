@@ -6,6 +6,7 @@ The check on creation, the flag of the command line and the tables of docs/comma
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 import typing
@@ -16,7 +17,6 @@ from typing import Any
 from recovery.errors import UsageError
 
 _KEY = "setting"
-_TYPES: dict[type[Any], dict[str, Any]] = {}
 
 
 @dataclass(frozen=True)
@@ -99,11 +99,10 @@ def settings_of(kind: type[Any]) -> dict[str, Setting]:
     return {field.name: field.metadata[_KEY] for field in dataclasses.fields(kind) if _KEY in field.metadata}
 
 
+@functools.cache  # evaluating the annotations is slow
 def types_of(kind: type[Any]) -> dict[str, Any]:
-    """Return the types of the fields of a configuration class; evaluated once, as this is slow."""
-    if kind not in _TYPES:
-        _TYPES[kind] = typing.get_type_hints(kind)
-    return _TYPES[kind]
+    """Return the types of the fields of a configuration class."""
+    return typing.get_type_hints(kind)
 
 
 def may_be_recommended(kind: type[Any], name: str, value: Any) -> bool:

@@ -30,7 +30,8 @@ from examples.miniature.tokenizer import END, PAD, START, train_tokenizer
 from recovery.batching import pack
 from recovery.losses.objective import DistillationObjective
 from recovery.miniature.corpora import WORLD_SEED, Example, World, stable_hash
-from recovery.miniature.package import PROVENANCE, file_hash
+from recovery.miniature.package import PROVENANCE
+from recovery.models.gguf_files import sha256_of
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
 from recovery.training.interfaces import Hooks, Resumable, StepBatch, TrainSettings
@@ -342,5 +343,5 @@ def _provenance(report: BuildReport, recipe: Recipe) -> dict[str, Any]:
 def model_hashes(folder: Path) -> dict[str, str]:
     """Return the hashes of all files of a built folder that are shipped."""
     return {
-        path.name: file_hash(path) for path in sorted(folder.iterdir()) if path.is_file() and path.name != PROVENANCE
+        path.name: sha256_of(path) for path in sorted(folder.iterdir()) if path.is_file() and path.name != PROVENANCE
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -10,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 from recovery.errors import CheckpointError
+from recovery.models.gguf_files.header import sha256_of
 
 WEIGHTS = Path(__file__).parent / "weights"
 SUITES = Path(__file__).parent / "suites.zip"
@@ -86,7 +86,7 @@ def materialise(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for name, wanted in expected.items():
         source = WEIGHTS / name
-        if not source.is_file() or file_hash(source) != wanted:
+        if not source.is_file() or sha256_of(source) != wanted:
             raise CheckpointError(f"{source} is missing or damaged: reinstall, or make it with recover miniature build")
         shutil.copyfile(source, folder / name)
     shutil.copyfile(provenance, folder / PROVENANCE)
@@ -109,8 +109,3 @@ def unpacked(target: Path) -> Path:
     except OSError:  # another process was faster and unpacked the same files
         shutil.rmtree(writing, ignore_errors=True)
     return target
-
-
-def file_hash(path: Path) -> str:
-    """Return the hexadecimal SHA-256 of a file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()

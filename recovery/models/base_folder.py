@@ -5,6 +5,7 @@ Nothing here imports torch, so that a name that is wrong is reported at once.
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,7 +54,7 @@ def _folder(path: str | Path, cache: Path | None, showing: Showing | None) -> Pa
     folder = Path(path).expanduser()
     if is_gguf(folder):
         return conversion.converted(folder, cache or user_cache("models"), showing)
-    if _is_folder(folder):
+    if os.path.isdir(folder):  # noqa: PTH112  (False where Path.is_dir raises: for what cannot be a path)
         return folder
     if str(path) == MINIATURE:
         return package.unpacked((cache or user_cache("models")) / MINIATURE)
@@ -102,13 +103,6 @@ def _checked(folder: Path) -> str:
     check_model(folder)
     check_tokenizer(folder)
     return str(folder)
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):  # a name that cannot be a path
-        return False
 
 
 def _is_adapter(folder: Path) -> bool:
