@@ -120,22 +120,21 @@ class Described:
     def of(cls, server: InferenceServer) -> Described:
         """Ask a server. Raise ServerError if it lists no model, or does not respond."""
         listed = served_model(server)
-        meta = listed.get("meta") if isinstance(listed.get("meta"), dict) else {}
+        meta = found if isinstance(found := listed.get("meta"), dict) else {}
         props = _optional_endpoint(server, "/props")
         versions = _optional_endpoint(server, "/version") or _optional_endpoint(server, "/api/version")
         owner = str(listed.get("owned_by", ""))
+        build = str(props.get("build_info") or versions.get("version") or "")
         return cls(
             model=str(listed["id"]),
             runtime=_OWNERS.get(owner, owner or "unknown"),
-            build=str(props.get("build_info") or versions.get("version") or "").replace(
-                "b0-unknown", ""
-            ),  # xllamacpp's
+            build=build.replace("b0-unknown", ""),  # xllamacpp's
             file=str(props.get("model_path") or listed.get("root") or ""),
-            quantisation=str(props.get("model_ftype") or (meta or {}).get("ftype") or "").lower(),
+            quantisation=str(props.get("model_ftype") or meta.get("ftype") or "").lower(),
             template=str(props.get("chat_template") or ""),
-            window=window_of(listed.get("max_model_len")) or window_of((meta or {}).get("n_ctx")),
+            window=window_of(listed.get("max_model_len")) or window_of(meta.get("n_ctx")),
             slots=window_of(props.get("total_slots")) or _AT_ONCE,
-            parameters=window_of((meta or {}).get("n_params")),
+            parameters=window_of(meta.get("n_params")),
         )
 
 
@@ -159,7 +158,9 @@ class ServedEngine:
     server: InferenceServer
     described: Described
     chat: AskedChat
-    keeps: ClassVar[bool] = True  # each as it arrives: the server's slots would run empty at the end of each part
+    # Completions are stored one by one as they arrive: requested in parts, the server's slots would be idle at the end
+    # of each part.
+    keeps: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self.server.returned = self._check_same
@@ -229,7 +230,7 @@ class ServedEngine:
             "frequency_penalty": 0.0,
             "repeat_penalty": 1.0,
             "repetition_penalty": 1.0,
-            "cache_prompt": False,  # with a cached prefix llama.cpp rounds differently
+            "cache_prompt": False,  # llama.cpp rounds differently with a cached prefix
         }
         messages = self.chat.asked.get(tuple(prompt))
         if messages is None or tools_of(messages):

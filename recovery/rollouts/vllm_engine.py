@@ -200,8 +200,9 @@ class VllmSampler:
     """Samples with vLLM in this process.
 
     ``memory`` is the size of the KV cache in bytes; by default that of ``tokens`` prompt and completion tokens, at most
-    40% of the ``free`` bytes. ``sleep`` releases memory between calls, if the platform supports it. vLLM starts at the
-    first use. Raises UsageError if the memory does not hold one completion.
+    40% of the ``free`` bytes. ``sleep`` releases memory between calls, if the platform supports it. ``window`` is the
+    largest number of tokens of a prompt with its completion. vLLM starts at the first use. Raises UsageError if the
+    memory does not hold one completion.
     """
 
     name = "vllm"
@@ -216,8 +217,8 @@ class VllmSampler:
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         token_bytes = 2 * int(config.num_hidden_layers) * int(heads) * int(width) * loaded.precision.itemsize
         self.memory = memory or cache_bytes(token_bytes, tokens, loaded.max_length, free)
-        self._window = min(loaded.max_length, self.memory // token_bytes - SPARE)
-        if self._window < min(loaded.max_length, SPARE):
+        self.window = min(loaded.max_length, self.memory // token_bytes - SPARE)
+        if self.window < min(loaded.max_length, SPARE):
             raise UsageError(
                 f"{self.memory >> 20} MiB of KV cache hold {self.memory // token_bytes} tokens, too few for a "
                 f"completion: raise --engine-memory, or use --engine transformers"
@@ -226,11 +227,6 @@ class VllmSampler:
         self._me = object()
         self._adapter: Any = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-
-    @property
-    def window(self) -> int:
-        """Maximum length of a prompt with its completion, in tokens."""
-        return self._window
 
     def sync(self) -> None:
         """Transfer the weights in memory to vLLM. Raise EngineError if it does not start or accept them."""

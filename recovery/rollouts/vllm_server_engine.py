@@ -8,6 +8,7 @@ that the server's caches never match it; full weights need the server's developm
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 import uuid
@@ -34,8 +35,8 @@ from recovery.rollouts.weight_sync import TransferFolder, seeds
 
 KEYS = ("RECOVER_ENGINE_KEY", "VLLM_API_KEY")
 _ATTEMPTS = 3  # transfers for one batch, before another client is assumed to replace the weights
-_NONE = "none"  # a token that no server has
-# Scores of a few tokens identify the model under an adapter, or one that takes no weights.
+_NONE = "none"  # stands for weights that no server holds
+# The scores of a few tokens identify the base model of an adapter, and a model whose server accepts no weights.
 _TEXT, _PROBE = "The ferry leaves at 7:45 a.m.; return tickets cost 12.50 EUR.", 8
 _SAME = 0.1  # nats: tolerance for rounding
 _GAP = 5.0  # seconds without a response in which a server may have been exchanged
@@ -60,10 +61,7 @@ def sample_served(
     def ask(request: tuple[Sequence[int], int], given_up: threading.Event) -> Completion:
         body = _request(*request, sampling, window, loaded.chat.end_ids)
         answer = server.post("/v1/completions", body | {"model": model}, given_up=given_up)
-        with response_of(server.address):
-            check_model(answer, model)
-            completion = parse_completion(answer, loaded.chat.end_ids)
-            return check_completion(completion, sampling.max_new_tokens, loaded.vocabulary)
+        return _checked_completion(server, model, answer, sampling, loaded)
 
     return ask_all(ask, list(zip(prompts, seeds(sampling, len(prompts)), strict=True)), CONNECTIONS)
 
@@ -91,6 +89,16 @@ def _request(
     }
 
 
+def _checked_completion(
+    server: InferenceServer, model: str, answer: Any, sampling: Sampling, loaded: Loaded
+) -> Completion:
+    """Return the completion in a server's response. Raise ServerError if it is not sound, or is another model's."""
+    with response_of(server.address):
+        check_model(answer, model)
+        completion = parse_completion(answer, loaded.chat.end_ids)
+        return check_completion(completion, sampling.max_new_tokens, loaded.vocabulary)
+
+
 class VllmServerSampler:
     """Samples on a vLLM server. ``folder`` is the transfer folder for weights, which both can read.
 
@@ -102,7 +110,6 @@ class VllmServerSampler:
     def __init__(self, loaded: Loaded, server: InferenceServer, *, folder: Path | None = None) -> None:
         self.loaded, self.server = loaded, server
         self._transfer = TransferFolder(folder)
-        self._base: dict[str, Any] = {}
         self._adapter: str | None = None
         self._token = ""  # identifies the weights transferred last
         self._fixed = False  # the server accepts no weights
@@ -124,12 +131,12 @@ class VllmServerSampler:
     @property
     def window(self) -> int:
         """Maximum length of a prompt with its completion, in tokens."""
-        return min(self.loaded.max_length, window_of(self._served().get("max_model_len")) or self.loaded.max_length)
+        return min(self.loaded.max_length, window_of(self._served.get("max_model_len")) or self.loaded.max_length)
 
     @property
     def model(self) -> str:
         """The server's name of the sampled weights."""
-        return self._adapter or str(self._served()["id"])
+        return self._adapter or str(self._served["id"])
 
     def sync(self) -> None:
         """Save the weights in the transfer folder and let the server load them."""
@@ -185,10 +192,7 @@ class VllmServerSampler:
                         self._check_same(self._push_and_probe())
         else:
             raise EngineError(self._lost_weights_message)
-        with response_of(self.server.address):
-            check_model(answer, model)
-            completion = parse_completion(answer, self.loaded.chat.end_ids)
-            return check_completion(completion, sampling.max_new_tokens, self.loaded.vocabulary)
+        return _checked_completion(self.server, model, answer, sampling, self.loaded)
 
     def _push_and_probe(self) -> list[float]:
         """Transfer the weights; return scores that identify the model they are added to, if only a part is transferred.
@@ -213,7 +217,7 @@ class VllmServerSampler:
         """Raise ServerError if the server was started with another model since the weights were compared."""
         self._scores = self._scores or list(scores)
         if any(abs(a - b) > _SAME for a, b in zip(self._scores, scores, strict=True)):
-            if self._adapter is not None:  # so that it cannot be sampled from
+            if self._adapter is not None:  # nothing must be sampled from it any more
                 self.server.tell("/v1/unload_lora_adapter", {"lora_name": self._adapter})
             raise ServerError(
                 f"{self.server.address} now serves another model: start it with the former one, then `recover resume`"
@@ -249,10 +253,10 @@ class VllmServerSampler:
             self._push()
         return False
 
+    @functools.cached_property
     def _served(self) -> dict[str, Any]:
-        if not self._base:
-            self._base = served_model(self.server)
-        return self._base
+        """The server's description of the model that it was started with."""
+        return served_model(self.server)
 
     def _push(self) -> None:
         """Let the server load the weights in the transfer folder."""
