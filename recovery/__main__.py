@@ -10,22 +10,19 @@ from types import ModuleType
 from recovery._package_guard import claim_packages, leave_current_folder
 from recovery.errors import RecoveryError
 
-# Start-up message, printed when a command begins to import torch.
-#
-# Torch and transformers take seconds to import, minutes on a slow disk.
-
-_HEAVY = "torch"
-
 
 class StartupFinder:
-    """A meta-path finder that finds nothing and prints a line before the first import of torch."""
+    """A meta-path finder that finds no module, but prints a line before the first import of torch.
+
+    Torch and transformers take seconds to import, minutes on a slow disk.
+    """
 
     def __init__(self) -> None:
         self.reported = False
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
         """Leave every module to the other finders."""
-        if name == _HEAVY and not self.reported:
+        if name == "torch" and not self.reported:
             self.reported = True
             print("loading torch and transformers", file=sys.stderr, flush=True)
 

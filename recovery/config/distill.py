@@ -447,11 +447,11 @@ class DistillConfig(TrainingConfig):
             raise UsageError(f"--lambda {self.lam:g} needs a teacher: name one with --teacher, or set --lambda 0")
         if self.lam == 0.0 and self.teacher not in ("none", "base"):
             raise UsageError(f"--lambda 0 disables --teacher {self.teacher}: raise it, or set --teacher none")
-        if self.teaching.is_student and self.alpha < 1.0:
+        if teaching.is_student and self.alpha < 1.0:
             raise UsageError(f"--teacher {self.teacher} scores the student's own completions: set --alpha 1")
-        if self.teaching.is_student and self.context == "none":
+        if teaching.is_student and self.context == "none":
             raise UsageError(f"--teacher {self.teacher} is the student itself: give it a --context")
-        if self.context != "none" and not self.teaching.is_student and teaching.kind in ("none", "label"):
+        if self.context != "none" and teaching.kind in ("none", "label"):
             raise UsageError(
                 f"--context {self.context} needs a teacher that reads it; --teacher {self.teacher} reads none"
             )

@@ -81,7 +81,8 @@ class DistillationObjective:
         loss_config: the loss settings. Labels always use temperature 1.
         anchor: the clean model of the anchor, if ``loss_config.anchor`` is above 0.
         outcomes: the outcomes of both vocabularies, by the names of teachers whose vocabulary is another one.
-        padded: those of the same vocabulary padded to another size, by that size: of teachers and the anchor.
+        padded: the outcomes for teachers, and for an anchor, whose heads have the student's vocabulary padded to
+            another size, by that size.
         router: the weight of the router's loss on label rows, per target token; 0 leaves it out.
         geometry: if set, accumulates the tokens' gradient vectors; a stage sets a new one for each step that it
             measures.
@@ -127,7 +128,7 @@ class DistillationObjective:
         output = fused_loss(hidden_ND, head, terms, temperature=temperature, behaviour=behaviour)
         if self.geometry is not None and not batch.idle:
             self.geometry.add(output.gradient_ND, batch.rows_N)
-        anchor_N = output.values_TN[at_anchor] if self._anchored else None
+        anchor_N = output.values_TN[at_anchor] if self._weighted_anchor is not None else None
         names = _metric_names(batch.teacher, self.loss_config)
         sums = _sums(output, names, anchor_N, self.loss_config.anchor)
         weights = {names["loss"]: 1.0} | ({} if anchor_N is None else {names["anchor"]: self.loss_config.anchor})
@@ -156,8 +157,8 @@ class DistillationObjective:
             return None
         seen = batch.seen_by_teacher or batch
         readers = [(f"teacher {batch.teacher!r}", teacher, seen) for teacher in self._scorers(batch.teacher)]
-        if self._anchored and self.anchor is not None:
-            readers.append(("clean model of the anchor", self.anchor, batch))
+        if self._weighted_anchor is not None:
+            readers.append(("clean model of the anchor", self._weighted_anchor, batch))
         for name, teacher, read in readers:
             if teacher.has_logits:
                 finite = read.gather(teacher.hidden(read)).isfinite().all()
@@ -169,8 +170,8 @@ class DistillationObjective:
         """Whether all that score the rows of a teacher, the anchor too, read each document of a packed row as if it
         were alone; a server does not.
         """
-        anchor = [self.anchor] if self._anchored and self.anchor is not None else []
-        return all(reader.separates_documents for reader in [*self._scorers(teacher), *anchor])
+        readers = [*self._scorers(teacher), self._weighted_anchor]
+        return all(reader.separates_documents for reader in readers if reader is not None)
 
     def _scorers(self, teacher: str) -> list[Teacher]:
         """Return what scores the rows of a teacher: nothing where the rows' own tokens or a reward do."""
@@ -301,14 +302,16 @@ class DistillationObjective:
         return Term("top_k", weight, top_ids_NK=ids_NK, top_logprobs_NK=logprobs_NK)
 
     @property
-    def _anchored(self) -> bool:
-        return self.anchor is not None and self.loss_config.anchor > 0.0
+    def _weighted_anchor(self) -> Teacher | None:
+        """The clean model of the anchor, if the anchor has a weight."""
+        return self.anchor if self.loss_config.anchor > 0.0 else None
 
     def _anchor(self, batch: Batch) -> list[Term]:
         """Return the anchor: the reverse KL to the clean model, on the student's input."""
-        if not self._anchored or self.anchor is None:
+        model = self._weighted_anchor
+        if model is None:
             return []
-        hidden_NE, head = batch.gather(self.anchor.hidden(batch)), self.anchor.head
+        hidden_NE, head = batch.gather(model.hidden(batch)), model.head
         weight, outcomes = self.loss_config.anchor, self.padded.get(head.vocabulary)
         return [Term("reverse_kl", weight, teacher_hidden_NE=hidden_NE, teacher_head=head, outcomes=outcomes)]
 

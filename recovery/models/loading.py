@@ -63,10 +63,10 @@ def compile_layers(decoder: Any, device: torch.device) -> None:
 # RMS norms as one kernel each on a GPU. transformers computes one in eight operations. A decoder has two or more in
 # each layer, so in a small model, whose time is that of starting kernels, these are a third of all.
 
-# Largest difference of a normalised entry from the module's own, by the precision: that one rounds before the weight
-# is multiplied, a kernel once.
+# Largest allowed difference between a normalised entry of the kernel and of the module, by data type: the module also
+# rounds before it multiplies by the weight, the kernel rounds once.
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
-# Of the random numbers: with small ones it matters where epsilon is added.
+# Scales of the random inputs on which they are compared: only small inputs show where epsilon is added.
 SCALES = (3.0, 1e-3)
 
 
@@ -124,7 +124,7 @@ def _agrees(module: Any) -> bool:
     return True
 
 
-_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")  # of a generation configuration
+_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")  # entries of a generation configuration
 
 transformers_logging.disable_progress_bar()
 
@@ -170,7 +170,8 @@ def load_model(
     if beside is None:
         quantization.check_tuning(base, tuning)
         extra = {} if quantize == "none" else quantization.arguments(dtype, target_device)
-        model = _load_weights(base, _weights_dtype(tuning, dtype), trust_remote_code, extra)
+        # Trained weights are held in float32, the others in the precision of matrix products.
+        model = _load_weights(base, torch.float32 if tuning == "full" else dtype, trust_remote_code, extra)
         if quantize != "none":
             quantization.check(model, base)
     else:
@@ -208,7 +209,7 @@ def not_finite(model: Any) -> str | None:
     for name, weight in model.named_parameters():
         if weight.is_floating_point() and weight.numel():
             values = weight.detach()
-            if values.element_size() == 1:  # of 8 bits, which torch does not compare
+            if values.element_size() == 1:  # torch does not compare floats of 8 bits
                 values = values.to(torch.bfloat16)
             smallest, largest = torch.aminmax(values)  # makes no copy; NaN is both
             if not bool(torch.isfinite(smallest) & torch.isfinite(largest)):
@@ -243,11 +244,6 @@ def outline(config: Any, *, tuning: Tuning = "frozen", lora: LoraSettings | None
     loaded = Loaded(model, None, chat, torch.device("cpu"), torch.float32, tuning, str(config.name_or_path))
     loaded._head = Head.read(model)
     return loaded
-
-
-def _weights_dtype(tuning: Tuning, compute: torch.dtype) -> torch.dtype:
-    """Return the dtype of the weights: float32 if they are trained, else that of matrix products."""
-    return torch.float32 if tuning == "full" else compute
 
 
 def _with_tuning(model: Any, tuning: Tuning, lora: LoraSettings, gradient_checkpointing: bool) -> Any:

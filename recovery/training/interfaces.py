@@ -53,14 +53,12 @@ class TrainSettings:
     min_lr_ratio: float = 0.1
     optimizer: Literal["adamw", "muon"] = "adamw"
     weight_decay: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.95)
     max_grad_norm: float = 1.0
     token_budget: int = 16384
     seed: int = 0
     checkpoint_every: int = 50
     checkpoint_seconds: float = 600.0
     gather: bool = True
-    keep_states: int = 2
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.lr <= 0 or self.token_budget < 1 or self.checkpoint_every < 1:

@@ -70,7 +70,7 @@ def make_optimizers(
     optimizers: list[torch.optim.Optimizer] = []
     if remaining:
         groups = [group for group in groups if group["params"]]
-        optimizers.append(torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, fused=True))
+        optimizers.append(torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.95), fused=True))
     if muon:
         group = {"params": muon, "weight_decay": settings.weight_decay, "scale": 1.0}
         optimizers.append(torch.optim.Muon([group], lr=settings.lr, adjust_lr_fn="match_rms_adamw"))
@@ -114,7 +114,7 @@ def train(
     if not params:
         raise UsageError(f"{loaded.path} was loaded frozen: it has no trainable weights")
     optimizers = make_optimizers(loaded, params, settings)
-    states = States(state_dir, settings.keep_states, settings.checkpoint_every)
+    states = States(state_dir, keep=2, every=settings.checkpoint_every)
     saved = RunState(states, params, optimizers, averaged, resumables)
     saved.restore(state := Position())
     saving = Saving(saved, settings, hooks)

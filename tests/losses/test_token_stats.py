@@ -23,7 +23,7 @@ def student(tiny_model: Path) -> Loaded:
 
 
 @pytest.fixture(scope="module")
-def other(tiny_llama: Path, tiny_model: Path) -> Loaded:
+def other(tiny_model: Path) -> Loaded:
     """The same model with scaled norms: another distribution over the same tokens."""
     loaded = load_model(tiny_model, precision="float32", device="cpu")
     with torch.no_grad():
