@@ -32,7 +32,7 @@ FASTER = 1.0
 class Case:
     """Rows of equal length through heads in groups; ``packed``: two documents in each row, so that there is a mask.
 
-    With ``decoded`` there is a single query, to so many tokens in a cache, the first of every other row padding.
+    With ``decoded`` a single query attends to ``tokens`` tokens in a cache; in every other row the first are padding.
     """
 
     rows: int

@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks import _report
 
 WORDS, SENTENCE = 30_000, (6, 20)
-COPIES = 100  # one document in so many is a copy, and one a copy with few words changed
+COPIES = 100  # one of this many documents is a copy, and one is a copy with few words changed
 TASK = ("read", "probes and questions", "packed")
 
 

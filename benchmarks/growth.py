@@ -39,7 +39,7 @@ OTHER, FILES, SAMPLES = "other files, MiB", "files", "responses recorded"
 
 BOUNDED = ("--earlier-limit", "120")
 
-SERVICES = 5  # of the smallest corpus, each with write_corpora's number of documents
+SERVICES = 5  # number in the smallest corpus; each has the documents that write_corpora gives it by default
 TIMES = (1, 10, 100)  # a hundred times as many services are within the names that the world has
 FASTEST = 1.05  # largest exponent that counts as no faster than the documents
 DOCUMENTS = "documents"

@@ -165,8 +165,8 @@ def make(path: Path, size: Size, *, progress: bool = False) -> dict[str, int]:
 
 
 def make_facts(path: Path, *, cycles: int = 50, questions: int = 600, earlier: int = 5000) -> None:
-    """Create a database of one experiment, ``facts``, whose cycles ask questions about their documents; of ``earlier``
-    ones, evenly from each, as many as an evaluation asks at most.
+    """Create a database of one experiment, ``facts``, whose cycles ask ``questions`` questions about their own
+    documents and at most ``earlier`` about all earlier ones, evenly from each cycle, as an evaluation does.
     """
     database = open_database(path)
     with database.writing() as connection:

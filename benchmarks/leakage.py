@@ -48,7 +48,7 @@ from recovery.types import Probe, Prompt
 QUESTIONS = Path(__file__).resolve().parent.parent / "examples" / "nextjs" / "questions.jsonl"
 LONG, SHORT = 8, 5
 NEAR = (0.5, 0.7, 0.9)
-WORDINGS = 4  # of `--augment`
+WORDINGS = 4  # value of --augment
 
 
 class Trained:

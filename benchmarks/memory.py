@@ -210,7 +210,7 @@ def measure(case: Case, folder: Path) -> None:
     ctypes.CDLL("libc.so.6").malloc_trim(0)  # returns freed blocks, which would hide new allocations
     before = _resident.now()
     predicted = run(case, place(folder, case.shape, case.precision, case.stored))
-    predicted = predicted if case.returned else of_process(predicted, gpu=False)  # as the plan's table says it
+    predicted = predicted if case.returned else of_process(predicted, gpu=False)  # the number in the plan's table
     print(MEASURED, predicted, round((_resident.peak() - before) * 1e6), flush=True)
 
 

@@ -192,7 +192,8 @@ class Meter:
             self.phases.setdefault(self._open[-1], Phase()).seconds += now - self._since
         self._since = now
 
-    # What the phases call, with what it is measured by in its place.
+    # The replacements of the functions that the phases call: each measures the original, ``run``, and returns what it
+    # returned.
 
     def read(self, run: Callable[..., Any], *given: Any, **more: Any) -> Any:
         """Reading the documents, asking questions about them, packing."""

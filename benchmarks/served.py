@@ -152,7 +152,7 @@ def killed(command: Sequence[str], store: str) -> int:
 
 
 def ratios(spent: Mapping[str, Sequence[float]], times: float = 1.0) -> tuple[float, float]:
-    """Return the evaluation's time over the server's own, wall and processor, for so many times as many prompts."""
+    """Return the evaluation's time over the server's own, wall and processor, for ``times`` as many prompts."""
     factors = {part: times if part in (ANSWERS, CHECKS, FLOOR) else 1.0 for part in spent}
     ours = [sum(factors[part] * spent[part][column] for part in PARTS) for column in range(3)]
     floor = [times * seconds for seconds in spent[FLOOR]]

@@ -127,5 +127,5 @@ def cache_bytes(each: int, tokens: int, longest: int, free: int | None = None) -
 
 
 def device_bytes(weights: int, cache: int) -> int:
-    """Return the free device memory that vLLM needs to start, with so many bytes of weights and of KV cache."""
+    """Return the bytes of free device memory that vLLM needs to start; ``weights`` and ``cache`` are in bytes, too."""
     return cache + round(WEIGHTS_ALLOWED * weights) + WORKSPACE

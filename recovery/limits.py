@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 class Overdue(BaseException):
-    """The time is over. Not an Exception: the work may catch all of those and go on."""
+    """A time limit is exceeded. Not an Exception, since the limited work may catch every Exception and continue."""
 
 
 def machine_memory() -> int:

@@ -16,7 +16,7 @@ from recovery.inference_server import InferenceServer, ask_all, check_model, log
 
 _PROMPTS, _REQUESTS = 16, 8  # prompts per request, and concurrent requests
 _FIXED_BYTES, _ENTRY_BYTES = 2**20, 512  # of a response, and of one entry in it: more than vLLM sends
-_MOST = 1.01  # sum of a distribution, with rounding
+_MOST = 1.01  # the largest sum of probabilities that rounding explains
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def scores_of(server: InferenceServer, model: str, row: Sequence[int], window: i
     """Return the scores of a server whose prompts and samples share ``window`` tokens, tried on a ``row``; None if it
     returns no log-probabilities of given tokens.
     """
-    scores = ServerScores(server, model, window - 2)  # it has to sample one token
+    scores = ServerScores(server, model, window - 2)  # a request must sample at least one token
     try:
         scores.of([row])
     except ServerError:

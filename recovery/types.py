@@ -12,8 +12,8 @@ from typing import Any, NotRequired, TypedDict
 
 
 class Sampled(TypedDict):
-    """A response in the tokens in which it was sampled: those of its prompt, and its own with the end token, if it is
-    ``finished``. ``text`` is the response with its special tokens.
+    """A response as token ids, as it was sampled: ``context`` are those of its prompt, ``ids`` its own, with the end
+    token if it is ``finished``. ``text`` is the response decoded with its special tokens.
     """
 
     context: list[int]
@@ -26,9 +26,9 @@ class Message(TypedDict):
     """One turn of a conversation, in the format of chat templates.
 
     An assistant's turn may have ``tool_calls``, whose recorded results are turns of the role "tool". ``tools``, on the
-    first message alone, are the JSON schemas that the whole conversation offers. A turn of the assistant that is
-    ``recorded`` is context of a sampled one: no example to be imitated. The last turn is also kept as it was
-    ``sampled`` if its content lacks the model's reasoning, or another turn's does.
+    first message alone, are the JSON schemas that the whole conversation offers. ``recorded`` marks a turn of the
+    assistant that is only context of a sampled one, and is not imitated. ``sampled`` holds the token ids of the last
+    turn; it is set if the content of this turn or of another lacks the model's reasoning.
     """
 
     role: str

@@ -33,7 +33,7 @@ FORMAT = 1
 SETTINGS = "workspace.json"
 LOCK = "lock"
 TRACKER = "tracker.db"
-PLAN = "plan.json"  # of cycles that are unfinished
+PLAN = "plan.json"  # the plan of unfinished cycles
 _FOLDERS = ("models", "corpora", "checkpoints")  # one of them is there as soon as anything is
 MAIN = "main"
 
@@ -228,7 +228,7 @@ class Workspace:
             yield
         finally:
             if not self.exists:
-                with contextlib.suppress(OSError):  # as soon as a folder is not empty
+                with contextlib.suppress(OSError):  # stops at the first folder that is not empty
                     (self.folder / LOCK).unlink()
                     for place in created:
                         place.rmdir()

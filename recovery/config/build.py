@@ -50,7 +50,8 @@ _RATES = ("full_lr", "lora_lr")  # lr goes before both
 _STAGES_OF_A_CYCLE = ("midtrain", "distill", "eval")
 # Settings of whole cycles. Some share their name with a setting of a stage.
 _OF_CYCLES = {"docs", "knowledge_teacher", "gate", "gate_alpha", "gate_samples", "gate_extend", "prune"}
-# Settings without an effect any more, and why. Recipes that have them are read, and stages begun with them resumed.
+# Settings that no longer have an effect, and why. Recipes may still contain them, and so may the records of stages that
+# were started by an earlier release and are resumed.
 RETIRED = {
     "recognise": "the likelihood of answers is always measured",
     "until_rule": "an estimate within --margin decides about --until",
@@ -118,7 +119,7 @@ def read_recipe(path: Path) -> Recipe:
     """Read and check a TOML recipe. Raise UsageError, naming the file and the key, if it is invalid."""
     try:
         tables = tomllib.loads(read_text(path))
-    except (ValueError, RecursionError) as error:  # also for too long numbers and too deep lists
+    except (ValueError, RecursionError) as error:  # also raised for too long numbers and too deep lists
         raise UsageError(f"the recipe {path} cannot be read: {error}") from error
     shared = _names(ModelConfig) | _names(TrainingConfig)
     recipe = Recipe(str(path), tables)
@@ -139,7 +140,7 @@ def read_recipe(path: Path) -> Recipe:
                 continue
             if key not in known:
                 raise UsageError(f"{path}: [{table}] has no setting '{key}'{_place_of(key) or _suggestion(key, known)}")
-            if isinstance(value, str) and not value.strip():  # as a path it would be the current folder
+            if isinstance(value, str) and not value.strip():  # an empty path would mean the current folder
                 raise UsageError(f"{path}: [{table}] {key} is empty: give a value, or delete the line")
             kind, where = TrainingConfig if table == SHARED else SECTIONS[section], f"{path}: [{table}] {key}"
             check_value(kind, key, _fit(kind, key, value, where), where)
@@ -175,7 +176,7 @@ def build(kind: type[Config], flags: Mapping[str, Any], *recipes: Recipe) -> Con
     section = next(name for name, value in SECTIONS.items() if value is kind)
     typed = {key: value for key, value in flags.items() if key in _names(kind) and value is not None}
     for key, value in typed.items():
-        if isinstance(value, str) and not value.strip():  # as a name it would mean the default, or the current folder
+        if isinstance(value, str) and not value.strip():  # an empty name would mean the default, or the current folder
             raise UsageError(f"{flag_of(kind, key)} is empty: give a value, or omit it")
     if all(recipe.origin != ORIGIN for recipe in recipes):
         recipes = (*recipes, DEFAULT_RECIPE)
@@ -257,8 +258,8 @@ def build_cycle(flags: Mapping[str, Any], *recipes: Recipe, alone: bool = False)
     config = build(CycleConfig, cycle_flags, *recipes)
     recipes = _within_cycles(recipes, outside_cycles=alone)
     distill = build(DistillConfig, _flags_of("distill", flags), *recipes)
-    # Cycle and distillation both have a knowledge teacher. That of the one counts which is set first: by a flag, which
-    # is the cycle's; then by the user's recipe, the model's and the defaults, in each [cycle] before [distill].
+    # The cycle and its distillation both have a knowledge teacher. The value with the highest precedence counts: the
+    # cycle's flag, then the user's recipe, the model's and the defaults; in each of them [cycle] goes before [distill].
     sources: list[tuple[Mapping[str, Any], CycleConfig | DistillConfig]] = [(cycle_flags, config)]
     for recipe in recipes:
         sources += [(recipe.settings("cycle"), config), (recipe.settings("distill"), distill)]

@@ -146,7 +146,7 @@ PRUNE_POLICIES = {
     "interrupted": "left by a prune that was stopped",
 }
 ALL = "all"
-NO_TEACHER = "none"  # as a knowledge teacher: base alone
+NO_TEACHER = "none"  # value of knowledge_teacher: base is the only teacher
 
 
 @dataclass(frozen=True)

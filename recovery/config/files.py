@@ -31,8 +31,8 @@ def check_files(config: Any) -> None:
 
 
 def contents_of(kind: type, values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the SHA-256 of the files that settings name, and of those in their folders, by setting, except of datasets
-    on a hub and of documents, of which a stage keeps a copy. ``values`` are a configuration's or its record's.
+    """Return a SHA-256 for each setting that names a file or a folder of files. Left out are datasets on a hub, and
+    documents, of which a stage keeps a copy. ``values`` are those of a configuration or of its record.
     """
     hashes: dict[str, str] = {}
     for name, _, path in _named_paths(kind, values):

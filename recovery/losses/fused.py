@@ -33,9 +33,9 @@ from recovery.models.lm_head import Head
 
 # Sizes of the chunks and blocks that the fused loss works in: how many tokens are projected to logits at once.
 
-# One buffer of logits: part of the processor's last-level cache for a small vocabulary, but never fewer tokens than
-# matrix products need to be efficient (narrower types need more). Four times as many tokens make the products of a
-# head's gradient twice as fast; they are taken if the buffer stays below the larger size.
+# Size of one buffer of logits. For a small vocabulary it is part of the processor's last-level cache. It never holds
+# fewer tokens than matrix products need to be efficient (narrower types need more). With four times as many tokens the
+# products of a head's gradient are twice as fast; they are used if the buffer then stays below the larger size.
 _CHUNK_BYTES = 8 << 20
 _LARGE_CHUNK_BYTES = 128 << 20
 _MIN_CHUNK = 128
@@ -287,8 +287,8 @@ def _block(
 
 
 def _weigh(behaviour: BehaviourPolicy | None, totals: Totals, log_p_NV: Tensor, rows: slice) -> None:
-    """Compute the importance ratios of a few tokens; multiply each weight by the ratios of earlier tokens of its
-    row, of those before its span within one.
+    """Compute the importance ratios of a few tokens, and multiply each token's weight by those of the earlier tokens of
+    its row; for a token of a merged span, by those of the tokens before the span.
     """
     if behaviour is None:
         return

@@ -26,8 +26,8 @@ KINDS = ("reverse_kl", "forward_kl", "jsd")
 # Entries of a row that are read at once.
 _BLOCK = 4096
 _WARPS = 8
-# One buffer of logits; twice as much if the head's gradient is computed too. A tenth slower than with twice that on an
-# H200, docs/log.md. Chunks are multiples of the smaller number of tokens.
+# Size of one buffer of logits, which is doubled if the head's gradient is computed too. With twice this size an H200 is
+# a tenth faster (docs/log.md). The number of tokens in a chunk is a multiple of the second value.
 _CHUNK_BYTES, _CHUNK_TOKENS = 160 << 20, 128
 
 
@@ -120,7 +120,7 @@ def _runs(device: str) -> bool:
     row_NV, found_N = torch.zeros(1, 8, device=device), torch.ones(2, 1, device=device)
     try:
         divergence_("reverse_kl", row_NV, row_NV, torch.empty_like(row_NV), *found_N, scales=(1.0, 1.0))
-    except Exception:  # of the compiler, its driver, the linker: any of them leaves the plain operations
+    except Exception:  # of compiler, driver or linker: the plain operations are used instead
         return False
     return bool(found_N[0] == 0.0)
 

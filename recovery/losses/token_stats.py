@@ -168,13 +168,16 @@ def _logprobs(teacher: Teacher, batch: Batch, temperature: float) -> torch.Tenso
 
 # Statistics over the gradient vectors of a step's tokens.
 #
-# With g_t the gradient of token t's loss with respect to its hidden state, over all N tokens of a step:
+# With g_t [D] the gradient of token t's loss with respect to its hidden state, over all N tokens of a step:
 #
-# density (sum |g|^2)^2 / (N sum |g|^4), the participation ratio: 1 if all norms are equal, 1/N if only one token has a
-# gradient bias |mean g| / mean |g|: 1 if all vectors have the same direction; its null is the same with random signs,
-# which falls as N^(-1/2) concentration largest |g| over the median of the nonzero ones top_1_percent share of sum
-# |g|^2 in the 1% of the tokens with the largest norms shared share of sum |g|^2 in the mean vectors of the responses:
-# sum_r n_r |mean of r|^2 over it; R/N for uncorrelated vectors, with R responses
+#     density         (sum |g|^2)^2 / (N sum |g|^4), the participation ratio: 1 if all norms are equal, 1/N if only one
+#                     token has a gradient
+#     bias            |mean g| / mean |g|: 1 if all vectors have the same direction
+#     bias_null       the bias with random signs, which falls as N^(-1/2)
+#     concentration   largest |g| over the median of the nonzero ones
+#     top_1_percent   share of sum |g|^2 in the 1% of the tokens with the largest norms
+#     shared          share of sum |g|^2 in the mean vectors of the responses, sum_r n_r |mean of r|^2 / sum |g|^2: R/N
+#                     for uncorrelated vectors, with R responses
 #
 # Each vector is read once, a micro-batch at a time: only the norms, a few sums of vectors, and the projections of a
 # small sample are stored.

@@ -28,7 +28,7 @@ _PATTERNS = (
     "layers_pattern",
     "target_parameters",
 )
-_SECONDS = 10.0  # of processor time for all patterns: thousands of times what they need
+_SECONDS = 10.0  # limit of processor time for all patterns: thousands of times what they need
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def with_adapter(model: Any, adapter: Path, trainable: bool) -> Any:
         with peft_warnings():
             warnings.filterwarnings("error", "Found missing adapter keys", UserWarning)
             adapted = PeftModel.from_pretrained(model, str(adapter), is_trainable=trainable, use_safetensors=True)
-            if trainable and _widen(adapted):  # what they were loaded into had rounded the stored values
+            if trainable and _widen(adapted):  # the narrower tensors had rounded the stored values
                 adapted.load_adapter(str(adapter), "default", is_trainable=True, use_safetensors=True)
     if any(config.is_prompt_learning for config in adapted.peft_config.values()):
         raise ModelError(f"the adapter in {adapter} adds tokens to the prompt, not to the layers: use a LoRA adapter")
@@ -118,7 +118,7 @@ def peft_warnings() -> Iterator[None]:
 
 
 def _try_patterns(config: Mapping[str, Any], names: list[str], adapter: Path) -> None:
-    """Raise ModelError if a regular expression of an adapter takes for ever: peft matches all with all modules."""
+    """Raise ModelError if the regular expressions of an adapter take too long: peft matches each with every module."""
     found = [config.get(key) for key in _PATTERNS]
     patterns = [
         p for value in found for p in ([value] if isinstance(value, str) else value or ()) if isinstance(p, str)

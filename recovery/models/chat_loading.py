@@ -31,7 +31,7 @@ _ORDINARY = (
     "يفتح المكتب في السابعة.",
     "कार्यालय सात बजे खुलता है।",
 )
-_OLD_TEMPLATE = "chat_template.json"  # of processors, in earlier releases of transformers
+_OLD_TEMPLATE = "chat_template.json"  # where earlier releases of transformers stored the template of a processor
 
 
 def load_chat(
@@ -79,7 +79,7 @@ def _template_in(adapter: Path) -> str | None:
 
 def _default(templates: Any) -> str | None:
     """Return the template for a conversation without tools, of one or several by name."""
-    if isinstance(templates, list):  # in files of earlier releases of transformers
+    if isinstance(templates, list):  # the form in files of earlier releases of transformers
         templates = {one["name"]: one["template"] for one in templates}
     return templates.get("default") if isinstance(templates, dict) else templates
 

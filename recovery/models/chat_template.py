@@ -124,7 +124,7 @@ PLAIN_TEMPLATE = (
 # Names that a template with support for tools writes out; others leave them out or refuse.
 _TOOL: dict[str, Any] = {"name": "probe_tool", "description": "", "parameters": {"type": "object", "properties": {}}}
 _CALL: dict[str, Any] = {"name": "probe_call", "arguments": {"probe_key": "probe_value"}}
-_CALL_ID = "probe1234"  # of the only length that Mistral's templates take
+_CALL_ID = "probe1234"  # has the only length that Mistral's templates accept
 _CALLED: tuple[Message, ...] = (
     Message(role="user", content="a"),
     Message(role="assistant", content="", tool_calls=[{"id": _CALL_ID, "type": "function", "function": _CALL}]),
@@ -236,7 +236,7 @@ class ChatFormat:
         thought, last = thought_in(sampled["text"]), messages[-1]
         if not thought or not self._opening.thinks:
             return messages
-        # as templates take both in the content of a turn
+        # Templates expect thinking and answer in this form in the content of a turn.
         return [*messages[:-1], {**last, "content": f"{_BEGIN}\n{thought}\n{_END}\n\n{last['content']}"}]
 
     def _encoded(self, texts: Sequence[str]) -> list[list[int]]:
@@ -357,7 +357,7 @@ class ChatFormat:
             names = {"probe_tool": "tools"} | names
         try:
             text = self._apply(messages, True)
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError):  # what templates raise
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError):  # the errors that templates raise
             return " or ".join(dict.fromkeys(names.values()))
         return next((what for name, what in names.items() if name not in text), "")
 
@@ -436,7 +436,7 @@ class ChatFormat:
                 f"be imitated: correct chat_template.jinja there, or use another model"
             )
         begin = 0 if turn == other_turn else _common_prefix(turn, other_turn)
-        if thought_in(last["content"]):  # the user's own, which is imitated with its marks
+        if thought_in(last["content"]):  # thinking in the user's data, which is imitated with its marks
             begin = len(turn[:begin].partition(THINKING[0])[0])
         elif empty := _EMPTY.match(turn[begin:]):
             begin += empty.end()
@@ -484,5 +484,6 @@ def _fold_system(messages: Sequence[Message]) -> list[Message]:
     turns = [m for m in messages if m["role"] != "system"]
     if not system or not turns or turns[0]["role"] != "user":
         return list(messages)
-    first: Message = {**messages[0], **turns[0], "content": f"{system}\n\n{turns[0]['content']}"}  # with its tools
+    # The first message of all, often the system's, holds the tools.
+    first: Message = {**messages[0], **turns[0], "content": f"{system}\n\n{turns[0]['content']}"}
     return [first, *turns[1:]]

@@ -30,7 +30,7 @@ _ALL = 65_534
 # Drawn in every process, so that no text can contain it. Token ids do not depend on it.
 _SECRET = "".join(chr(_PRIVATE + secrets.randbelow(_ALL)) for _ in range(6))
 _MARK = re.compile(f"{_SECRET}(.)", re.DOTALL)
-_CUT = re.compile("|".join(map("".join, itertools.pairwise(_SECRET))))  # of a mark, whole or in part
+_CUT = re.compile("|".join(map("".join, itertools.pairwise(_SECRET))))  # matches a whole mark and any part of one
 
 
 def turn_ends(vocabulary: Collection[str]) -> list[str]:
@@ -121,7 +121,8 @@ class ControlTokens:
         ids = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
         if self._controls.isdisjoint(ids):
             return list(ids)
-        return list(self._renamed.encode(text, add_special_tokens=False).ids)  # of a token that is not declared special
+        # The text spells a control token that is not declared special.
+        return list(self._renamed.encode(text, add_special_tokens=False).ids)
 
     def _token(self, number: str) -> str:
         """Return what the mark with this last character stands for; nothing for the end of a mark that was cut."""
@@ -154,7 +155,7 @@ class ControlTokens:
         found = _rename(json.loads(self._tokenizer.backend_tokenizer.to_str()), self._names)
         try:
             renamed = Tokenizer.from_str(json.dumps(found))
-        except Exception as error:  # what the library raises for a definition that it refuses
+        except Exception as error:  # the library has no class of its own for a definition that it refuses
             raise refused from error
         for token, number in self._ids.items():
             if renamed.token_to_id(self._names[token]) != number:

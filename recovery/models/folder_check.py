@@ -298,6 +298,6 @@ def reading(what: str) -> Iterator[None]:
     except RecoveryError:
         raise
     except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of a library in Rust
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # raised by libraries in Rust
             raise
         raise ModelError(f"cannot load {what}: {first_line(error)}") from error

@@ -37,16 +37,17 @@ def shard(decoder: Any, device: torch.device, precision: torch.dtype, *, offload
     where = CPUOffloadPolicy(pin_memory=device.type == "cuda") if offload else OffloadPolicy()
     for layer in layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy, offload_policy=where, reshard_after_forward=True)
-    # Each layer gathers the one before it in the backward pass. By default torch goes by the order of all forward
-    # passes before it, in which processes differ that sampled or scored unequally often meanwhile: they would wait for
-    # each other forever. The first layer names itself, gathered already, since none would mean the default.
+    # In the backward pass each layer gathers the one before it. By default torch takes the order of all earlier forward
+    # passes. That order differs between processes which sampled or scored a different number of times, and they would
+    # wait for each other forever. The first layer names itself, which is gathered already: naming no layer would select
+    # the default.
     inner = [layer for layer in layers if isinstance(layer, FSDPModule)]
     for number, layer in enumerate(inner):
         layer.set_modules_to_backward_prefetch([inner[max(0, number - 1)]])
     # The decoder itself has no shards; as the root module it enables prefetching of the layers' weights.
     outside = {p for p in decoder.parameters() if not isinstance(p, DTensor)}
     fully_shard(decoder, mesh=mesh, ignored_params=outside, reshard_after_forward=False)
-    # Its class is a new one now, and transformers looks up by class what it can record: a router's logits.
+    # The decoder has a new class now, and transformers looks up by class what it can record: a router's logits.
     output_capturing._CAN_RECORD_REGISTRY[str(type(decoder))] = getattr(decoder, "_can_record_outputs", None)
     for module in _sharded(decoder):
         # The loss is already divided by the tokens of all processes: gradients are summed, not averaged.

@@ -230,7 +230,7 @@ class DecodeGraph:
         width = mask_BT.shape[1]
         self._tokens_B1, self._positions_B1 = tokens_B[:, None].clone(), positions_B[:, None].clone()
         self._mask_BR = F.pad(mask_BT.bool(), (0, cache.room_left))
-        self._place_1 = torch.tensor([width], device=mask_BT.device)  # of the next token
+        self._place_1 = torch.tensor([width], device=mask_BT.device)  # where the next token is written
         self._graph: torch.cuda.CUDAGraph | None = None
         cache.hide_unfilled()
         if stream is not None:

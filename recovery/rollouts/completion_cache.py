@@ -32,8 +32,9 @@ Result = TypeVar("Result")
 FILE = "answers.db"
 LARGEST = 1 << 30  # bytes
 _KEYS_AT_ONCE = 500  # per database query
-# Prompts of a request that are generated and stored together; an interruption loses all of them. So many fill batches
-# sorted by length. An engine with batches of its own (a token budget) gets fewer of long completions, some 4% slower.
+# Prompts of a request that are generated and stored together: an interruption loses all of them, and fewer would not
+# fill batches that are sorted by length. An engine with batches of its own (a token budget) gets fewer prompts if
+# completions may have _LONG tokens or more, which makes it some 4% slower.
 _MOST_PROMPTS, _FEWER_PROMPTS, _LONG = 256, 128, 512
 _SECONDS = 30.0  # to wait for a writing process
 
@@ -178,7 +179,7 @@ def _hash(*parts: object) -> str:
 
 def _packed(completion: Completion) -> bytes:
     text = json.dumps([completion.ids, completion.logprobs, completion.finished])
-    return zlib.compress(text.encode())  # with a checksum
+    return zlib.compress(text.encode())  # zlib adds a checksum
 
 
 def _unpacked(value: bytes) -> Completion | None:

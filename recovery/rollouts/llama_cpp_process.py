@@ -12,7 +12,8 @@ def main(file: str, context: str, slots: str, port: str) -> None:
         sys.exit("serving a GGUF file needs: pip install 'recovery[llama]'")
     settings = xllamacpp.CommonParams()
     settings.model.path, settings.n_ctx, settings.n_parallel, settings.port = file, int(context), int(slots), int(port)
-    if threads := os.environ.get("OMP_NUM_THREADS", ""):  # as torch does; on a busy machine two wait for each other
+    # torch reads this variable too. On a busy machine it is 1, since two threads would wait for each other.
+    if threads := os.environ.get("OMP_NUM_THREADS", ""):
         settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = int(threads)
     settings.hostnames, settings.warmup, settings.ui = ["127.0.0.1"], False, False
     server = xllamacpp.Server(settings)

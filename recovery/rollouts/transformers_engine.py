@@ -112,9 +112,9 @@ class TransformersEngine:
     :mod:`recovery.rollouts.active_rows`.
 
     ``graphs`` (by default on a CUDA GPU) decodes with CUDA graphs. The first one is compared with the layers without
-    it; if the hidden states differ by more than rounding, the engine goes on without. If a batch cannot be captured, it
-    and the next ones are decoded without, twice as many after each failure: the cause may be memory that is full for
-    a while.
+    it; if the hidden states differ by more than rounding, the engine goes on without graphs. If a batch cannot be
+    captured, it and some following batches are decoded without a graph, twice as many after each further failure: the
+    cause may be memory that is full for a while.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class TransformersEngine:
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Progress | None = None
     ) -> list[Completion]:
         """Return one completion per prompt, in order. Raise UsageError for a prompt that leaves no room."""
-        # One that fails while it is split over processes must not leave the others waiting for its layers.
+        # If the model is split over processes and this one fails, the others must not wait for its layers.
         with self.loaded.in_step(), self.loaded.inference(), self.loaded.autocast():
             self.sync()
             check_room(prompts, self.loaded.max_length)
@@ -163,14 +163,14 @@ class TransformersEngine:
     def _attempt(
         self, prompts: Sequence[Sequence[int]], numbers: Sequence[int], sampling: Sampling, results: Results
     ) -> list[int]:
-        """Complete the prompts ``numbers``; return those that remain if the GPU's memory is too full for so many."""
+        """Complete the prompts ``numbers``; return those that remain if the GPU's memory does not hold so many."""
         try:
             self._complete(prompts, numbers, sampling, results)
             return []
         except RuntimeError as error:
             if not memory_is_full(error) or self.loaded.runs_collectively:  # the other processes have gone on
                 raise
-        return results.unfinished()  # only now are the tensors of this attempt freed
+        return results.unfinished()  # called after the error and with it the tensors of this attempt are freed
 
     def _halve(self, prompts: Sequence[Sequence[int]], remaining: Sequence[int], sampling: Sampling) -> None:
         """Halve the tokens held at once, from now on. Raise EngineError if one completion alone was too much."""

@@ -183,8 +183,8 @@ class SamplingCheck:
 
 SCORES = "scores for an engine"
 
-# Both sides score completions: of so many prompts of the new batch, of as many contexts scored before (which may still
-# be in the engine's cache), and so many tokens of each.
+# The engine and the model score the same completions: of _PROMPTS prompts of the new batch and of as many contexts that
+# were scored before, which the engine's cache may still hold; _TOKENS tokens of each.
 _PROMPTS, _TOKENS = 3, 24
 _SCORED_AT_ONCE = 8192
 # Sampled elements per tensor, at a regular stride: any optimizer step changes some of them.

@@ -107,7 +107,7 @@ def _moment(tensors: Reader, key: str, p: torch.nn.Parameter) -> torch.Tensor:
 
 
 SHARE = 20
-"""States between the regular ones take at most one part of the time in so many."""
+"""Writing states between the regular ones takes at most 1 / SHARE of the time."""
 
 
 class Saving:

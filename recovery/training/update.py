@@ -35,8 +35,8 @@ def learning_rate(step: int, settings: TrainSettings) -> float:
 
 @dataclass
 class _Totals:
-    """One process's sums over the tokens of a step by metric, how many tokens each has, and the weights of those that
-    are terms of the loss.
+    """The sums of one process over the tokens of a step, by metric; ``tokens`` are the numbers of tokens in each sum,
+    ``weights`` the weights of the metrics that are terms of the loss.
     """
 
     sums: dict[str, float] = field(default_factory=dict)
@@ -143,7 +143,7 @@ class Updates:
         except RuntimeError as error:
             if not memory_is_full(error) or distributed.size() > 1:  # the other processes have gone on
                 raise
-        return None  # only now are the tensors of this attempt freed
+        return None  # returned here, after the error and with it the tensors of this attempt are freed
 
     def _halve(self, step: int, rows: list[Row]) -> None:
         """Discard the gradients and halve the micro-batches. Raise RecoveryError if they are single rows."""

@@ -109,8 +109,8 @@ def _factors(header: Header, stored: StoredTensor) -> np.ndarray:
 
 # Long arrays, which take transformers' reader minutes and which a configuration does not need.
 _VOCABULARY = tuple(f"tokenizer.ggml.{name}" for name in ("tokens", "scores", "token_type", "merges"))
-# Layers of the Gemmas of 27B, which scale queries by the hidden size per head, and the others by the size of a head: no
-# key says so, and llama.cpp tells them apart by their layers too.
+# Number of layers of the Gemma models of 27B. They scale queries by hidden size / heads, the others by the size of a
+# head. No key of a file says which, and llama.cpp also goes by the number of layers.
 _LARGEST_GEMMAS = {"gemma2": 46, "gemma3": 62}
 # Tensors that hold no weights: their RoPE scaling is read by set_positions.
 _POSITIONS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")

@@ -147,7 +147,7 @@ def read_header(path: str | Path) -> Header:
             raise _truncated(path, size, "its header does not end") from None
         except ModelError:
             raise
-        except Exception as error:  # what wrong numbers in a header cause has no limit
+        except Exception as error:  # wrong numbers in a header can cause any error
             reason = first_line(error)
             raise ModelError(f"{path} is damaged: its header cannot be read ({reason}); download it again") from error
     end = max((tensor.offset + tensor.bytes for tensor in header.tensors), default=0)

@@ -53,7 +53,7 @@ def read_tokenizer(header: Header, say: Callable[[str], None] = lambda text: Non
         with tempfile.TemporaryDirectory(prefix="recovery-") as folder:
             (Path(folder) / "model.gguf").symlink_to(header.path.resolve())
             tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, gguf_file="model.gguf")
-    except Exception as error:  # what a file can cause in transformers has no limit
+    except Exception as error:  # a damaged file can cause any error in transformers
         raise ModelError(f"{header.path}: its tokenizer cannot be read: {first_line(error)}") from error
     tokenizer = _without_added_tokens(header, tokenizer)
     _set_pre_tokenizer(header, tokenizer, say)
