@@ -402,6 +402,7 @@ _WORDS: Mapping[Any, str] = {
     tuple[Path, ...]: 'a list of paths, as in ["one", "two"]',
     Mapping: "a table, as in {key = true}",
 }
+_UNFIT = object()
 
 
 def _fit(kind: type[Any], key: str, value: Any, where: str) -> Any:
@@ -412,9 +413,8 @@ def _fit(kind: type[Any], key: str, value: Any, where: str) -> Any:
     field_type = types_of(kind)[key]
     options = typing.get_args(field_type) if isinstance(field_type, types.UnionType) else (field_type,)
     for option in options:
-        is_valid, fitted = _as_type(option, value)
-        if is_valid:
-            return fitted
+        if (converted := _converted(option, value)) is not _UNFIT:
+            return converted
     words = [_word(option) for option in options if option is not type(None)]
     raise UsageError(f"{where} is {value!r}, but must be {' or '.join(words)}")
 
@@ -424,27 +424,21 @@ def _word(option: Any) -> str:
     return _WORDS.get(option) or _WORDS.get(origin, str(origin))
 
 
-def _as_type(option: Any, value: Any) -> tuple[bool, Any]:
-    if option is type(None):
-        return value is None, None
-    if option in (MidtrainConfig, DistillConfig, EvalConfig):
-        return isinstance(value, Mapping | option), from_json(option, value) if isinstance(value, Mapping) else value
+def _converted(option: Any, value: Any) -> Any:
+    """Return a value in one type that a field may have; :data:`_UNFIT` if it does not fit."""
     origin = typing.get_origin(option)
+    if option in (MidtrainConfig, DistillConfig, EvalConfig) and isinstance(value, Mapping):
+        return from_json(option, value)
     if origin is tuple:
-        items = (
-            [_as_type(typing.get_args(option)[0], item) for item in value] if isinstance(value, list | tuple) else []
-        )
-        return isinstance(value, list | tuple) and all(ok for ok, _ in items), tuple(item for _, item in items)
+        items = value if isinstance(value, list | tuple) else (_UNFIT,)
+        converted = tuple(_converted(typing.get_args(option)[0], item) for item in items)
+        return _UNFIT if any(item is _UNFIT for item in converted) else converted
     if origin is not None:
-        return isinstance(value, Mapping), dict(value) if isinstance(value, Mapping) else {}
-    if option is Path:
-        return isinstance(value, str | Path), Path(value) if isinstance(value, str | Path) else None
-    if option is float:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return is_number, float(value) if is_number else 0.0
-    if option is int:
-        return isinstance(value, int) and not isinstance(value, bool), value
-    return isinstance(value, option), value
+        return dict(value) if isinstance(value, Mapping) else _UNFIT
+    accepted = {Path: str | Path, float: int | float}.get(option, option)
+    if not isinstance(value, accepted) or (isinstance(value, bool) and option is not bool):
+        return _UNFIT
+    return option(value) if option in (Path, float) else value
 
 
 def _plain(value: Any) -> Any:
