@@ -8,6 +8,7 @@ import shutil
 import zipfile
 from pathlib import Path
 
+from recovery.disk import WRITING
 from recovery.errors import CheckpointError
 from recovery.models.gguf_files.header import sha256_of
 
@@ -100,7 +101,7 @@ def unpacked(target: Path) -> Path:
     """Return ``target``, where :func:`materialise` has written the model, now or before; never half of it."""
     if target.is_dir():
         return target
-    writing = target.with_name(f".writing-{os.getpid()}-{target.name}")
+    writing = target.with_name(f"{WRITING}{os.getpid()}-{target.name}")
     shutil.rmtree(writing, ignore_errors=True)
     writing.parent.mkdir(parents=True, exist_ok=True)
     materialise(writing)

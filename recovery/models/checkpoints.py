@@ -10,15 +10,19 @@ import dataclasses
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from safetensors import safe_open
 
 from recovery.disk import WRITING, replace_folder, written
 from recovery.errors import CheckpointError
 
 if TYPE_CHECKING:
+    import torch
+
     from recovery.models.loaded import Loaded
 
 INFO_FILE = "checkpoint.json"
@@ -51,6 +55,24 @@ class CheckpointInfo:
     tuning: str = "full"
     base: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+class StoredWeights(Mapping[str, "torch.Tensor"]):
+    """The weights in the safetensors of a folder by name, each read when it is taken."""
+
+    def __init__(self, folder: Path) -> None:
+        opened = [safe_open(path, framework="pt") for path in sorted(folder.glob("*.safetensors"))]
+        self._holders = {name: file for file in opened for name in file.keys()}  # noqa: SIM118  (not a mapping)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        weight: torch.Tensor = self._holders[name].get_tensor(name)
+        return weight
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._holders)
+
+    def __len__(self) -> int:
+        return len(self._holders)
 
 
 def content_hash(folder: Path, content: Sequence[str] = CONTENT) -> str:

@@ -155,10 +155,11 @@ def check_adapter(folder: Path) -> dict[str, Any]:
         raise ModelError(f"{folder / ADAPTER_WEIGHTS} holds no tensors: download it again")
     if config.get("megatron_config"):  # peft would import a module whose name the file gives
         raise ModelError(f"{path} asks for code of its own (megatron_config): remove the entry, or use another adapter")
-    matrices = {name: shape for name, shape in stored.items() if "lora_A" in name and shape} or stored
-    largest = max((max(shape, default=1) for shape in matrices.values()), default=1)
-    if matrices is not stored:
-        largest = max(shape[0] for shape in matrices.values())
+    # The first dimension of LoRA's A is its rank. The rank of other adapters is compared with their largest dimension.
+    largest = max(
+        [shape[0] for name, shape in stored.items() if "lora_A" in name and shape]
+        or [max(shape, default=1) for shape in stored.values()]
+    )
     ranks = [config.get(name) for name in _RANKS]
     patterns = config.get("rank_pattern") or {}
     ranks += list(patterns.values()) if isinstance(patterns, dict) else [patterns]
@@ -232,7 +233,7 @@ def _check_index(folder: Path) -> None:
         raise ModelError(f"{path} has no usable weight_map: download it again")
     present = {file.name for file in folder.glob("*.safetensors")}
     for name in mapping.values():
-        if name not in present if isinstance(name, str) else True:
+        if not isinstance(name, str) or name not in present:
             raise ModelError(
                 f"{path} names {name!r:.80}, which is not a safetensors file of the folder: download it again"
             )

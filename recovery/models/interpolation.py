@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from peft.utils.save_and_load import load_peft_weights
-from safetensors import safe_open
 from torch import Tensor
 
 from recovery.errors import UsageError
 from recovery.models import quantization
+from recovery.models.checkpoints import StoredWeights
 from recovery.models.loaded import Loaded
 
 # The names of LoRA's matrices, of layers and of embeddings.
@@ -176,7 +176,7 @@ def _full_delta(loaded: Loaded, weights: Path) -> WeightDelta | None:
     unmatched = loaded.weights()
     moved = initial = 0.0
     changed = count = 0
-    for name, old in _tensors(weights):
+    for name, old in StoredWeights(weights).items():
         new = unmatched.pop(name, None)
         if new is None or new.shape != old.shape:
             continue
@@ -199,13 +199,6 @@ def _pieces(tensor: Tensor) -> Sequence[Tensor]:
 
 def _squares(tensor: Tensor) -> float:
     return float(tensor.square().sum(dtype=torch.float64))
-
-
-def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, "pt") as file:
-            for name in file.keys():  # noqa: SIM118  (not a mapping)
-                yield name, file.get_tensor(name)
 
 
 def _adapter_delta(loaded: Loaded, adapter: Path | None) -> WeightDelta | None:

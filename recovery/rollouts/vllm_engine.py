@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 
 from recovery.engines import SPARE, EngineSettings, cache_bytes, device_bytes
 from recovery.errors import EngineError, UsageError
 from recovery.models.base_folder import resolve_base
+from recovery.models.checkpoints import StoredWeights
 from recovery.models.loaded import Loaded
 from recovery.rollouts.engine import Completion, Progress, Sampling
 from recovery.rollouts.weight_sync import seeds
@@ -334,11 +334,7 @@ class VllmSampler:
     def _named_as_saved(self) -> bool:
         """Return whether the parameter names in memory are those of the files: some models fuse weights on loading."""
         base, _ = resolve_base(self.loaded.path)
-        saved: set[str] = set()
-        for file in Path(base).glob("*.safetensors"):
-            with safe_open(file, "pt") as tensors:
-                saved |= set(tensors.keys())
-        return {name for name, _ in self.loaded.core.named_parameters()} <= saved
+        return {name for name, _ in self.loaded.core.named_parameters()} <= StoredWeights(Path(base)).keys()
 
     def _transfer_folder(self) -> Path:
         """Return a temporary folder for the transfer, in memory (/dev/shm) if possible."""

@@ -26,6 +26,7 @@ from huggingface_hub import metadata_save
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, modeling_gguf_pytorch_utils
 from transformers.utils import logging as transformers_logging
 
+from recovery.disk import WRITING
 from recovery.errors import ModelError, first_line
 from recovery.models.folder_check import MOST_LAYERS, check_total
 from recovery.models.gguf_files.header import (
@@ -181,8 +182,8 @@ def _convert_once(header: Header, digest: str, folder: Path, showing: Showing) -
         if existing := _existing_folder(cache, digest):
             return existing
         showing.say(f"{header.path.name} ({header.summary()}) is converted once, to {folder}")
-        writing = cache / f".writing-{os.getpid()}-{folder.name}"
-        for leftover in cache.glob(f".writing-*-{digest[:12]}"):  # left by a killed process: this one holds the lock
+        writing = cache / f"{WRITING}{os.getpid()}-{folder.name}"
+        for leftover in cache.glob(f"{WRITING}*-{digest[:12]}"):  # left by a killed process: this one holds the lock
             shutil.rmtree(leftover)
         writing.mkdir()
         try:

@@ -18,14 +18,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
 from tokenizers import normalizers
 from transformers import AutoConfig, GenerationConfig
 
+from recovery.disk import WRITING
 from recovery.errors import ModelError
 from recovery.lazy_import import lazily
 from recovery.models.chat_loading import load_chat
 from recovery.models.chat_template import PLAIN_TEMPLATE, ChatFormat
+from recovery.models.checkpoints import StoredWeights
 from recovery.models.control_tokens import TURN_ENDS
 from recovery.models.gguf_files.conversion import Showing, Silent, config_of, llama3_factors
 from recovery.models.gguf_files.header import CHECKPOINT, CONTENT_HASH, SAMPLING, Header, read_header
@@ -115,7 +116,7 @@ def write_gguf(source: Source, target: Path, kind: str, card: Mapping[str, Any],
     weight is written, if the model cannot be expressed; an existing file is never replaced.
     """
     planned = _plan(source, kind, showing)
-    writing = target.with_name(f".writing-{target.name}")
+    writing = target.with_name(f"{WRITING}{target.name}")
     try:
         writer = gguf.GGUFWriter(writing, source.config.model_type)
         writer.add_type(gguf.GGUFType.MODEL)
@@ -163,24 +164,6 @@ def _check_architecture(model_type: str, name: str) -> None:
         raise ModelError(
             f"{name} is a {model_type} model, and GGUF files are written for {', '.join(ARCHITECTURES)} only: {_FOLDER}"
         )
-
-
-class StoredWeights(Mapping[str, torch.Tensor]):
-    """The weights in the safetensors of a folder, each read when it is taken."""
-
-    def __init__(self, folder: Path) -> None:
-        opened = [safe_open(path, framework="pt") for path in sorted(folder.glob("*.safetensors"))]
-        self._holders = {name: file for file in opened for name in file.keys()}  # noqa: SIM118  (not a mapping)
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        weight: torch.Tensor = self._holders[name].get_tensor(name)
-        return weight
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._holders)
-
-    def __len__(self) -> int:
-        return len(self._holders)
 
 
 def _plan(source: Source, kind: str, showing: Showing) -> list[_Planned]:
