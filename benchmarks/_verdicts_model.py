@@ -38,10 +38,8 @@ class Rate:
     least: float | None = None
 
     @classmethod
-    def of(
-        cls, event: str, happened: Array | Sequence[bool], *, most: float | None = None, least: float | None = None
-    ) -> Rate:
-        """Return the rate of an event, given whether it happened in each simulation."""
+    def of(cls, event: str, happened: Any, *, most: float | None = None, least: float | None = None) -> Rate:
+        """Return the rate of an event, given whether it happened in each simulation, as an array or a list."""
         return cls(event, float(np.mean(happened)), len(happened), most, least)
 
     @property

@@ -24,7 +24,7 @@ from benchmarks import _report
 
 WORDS, SENTENCE = 30_000, (6, 20)
 COPIES = 100  # one of this many documents is a copy, and one is a copy with few words changed
-TASK = ("read", "probes and questions", "packed")
+READ, ASKED, PACKED = PARTS = ("read", "probes and questions", "packed")
 
 
 def write_documents(folder: Path, megabytes: float, files: int, seed: int) -> None:
@@ -80,21 +80,21 @@ def measure(folder: Path, packed: float, seed: int) -> dict[str, Any]:
         found[name] = {"seconds": time.process_time() - before, "peak": _peak() - start}
         return made
 
-    corpus = timed(TASK[0], lambda: read_corpus(folder, seed=seed))
-    found[TASK[0]] |= {
+    corpus = timed(READ, lambda: read_corpus(folder, seed=seed))
+    found[READ] |= {
         "megabytes": sum(len(d.text.encode()) for d in (*corpus.documents, *corpus.held_out)) / 1e6,
         "documents": len(corpus.documents) + len(corpus.held_out),
         "copies": len(corpus.report.skipped),
         "remark": next((note for note in corpus.report.notes if "nearly" in note), ""),
     }
-    snapshot = timed(TASK[1], lambda: gather(folder, 1, held_out=0.05, seed=seed))
+    snapshot = timed(ASKED, lambda: gather(folder, 1, held_out=0.05, seed=seed))
     # gather reads the documents again.
-    found[TASK[1]]["seconds"] -= found[TASK[0]]["seconds"]
-    found[TASK[1]] |= {"probes": len(snapshot.probes), "questions": len(snapshot.questions)}
+    found[ASKED]["seconds"] -= found[READ]["seconds"]
+    found[ASKED] |= {"probes": len(snapshot.probes), "questions": len(snapshot.questions)}
     ends = itertools.accumulate(len(document.text) for document in corpus.documents)
     part = corpus.documents[: sum(end <= packed * 1e6 for end in ends)]
-    rows = timed(TASK[2], lambda: text_rows(tokenizer, 2048, part))
-    found[TASK[2]] |= {
+    rows = timed(PACKED, lambda: text_rows(tokenizer, 2048, part))
+    found[PACKED] |= {
         "megabytes": sum(len(d.text.encode()) for d in part) / 1e6,
         "rows": len(rows),
         "tokens": sum(row.targets for row in rows),
@@ -108,7 +108,7 @@ def _peak() -> float:
 
 def body(figures: dict[str, Any], arguments: argparse.Namespace) -> str:
     """Return the figures as a page's text."""
-    read, asked, packed = (figures[name] for name in TASK)
+    read, asked, packed = (figures[name] for name in PARTS)
     rows = [
         (
             "read, compared with all others",

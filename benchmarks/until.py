@@ -136,7 +136,7 @@ def run_ours(setting: Setting, run: Run) -> End:
     """Run this project's training loop."""
     shared = {
         "prompts_per_step": setting.prompts, "samples_per_prompt": 1, "max_new_tokens": setting.new_tokens,
-        "steps": run.budget * LEVERS.get("batch_epochs", 1), "warmup": WARM_UP, "schedule": "linear",
+        "steps": run.budget * LEVERS["batch_epochs"], "warmup": WARM_UP, "schedule": "linear",
         "min_lr_ratio": 0.0, "until": 0.0, "lr": run.rate, "seed": run.seed,
     }  # fmt: skip
     config = build(DistillConfig, shared | LEVERS, model_recipe(Path(setting.base)))

@@ -55,15 +55,13 @@ def is_server(engine: str) -> bool:
 
 def module_of(engine: str) -> str:
     """Return the module of an engine other than transformers. Raise UsageError if there is none of that name."""
-    if not is_server(engine):
-        if engine in SAMPLERS:
-            return SAMPLERS[engine]
-    elif (module := SERVERS.get(_split(engine)[0])) is not None:
-        return module
-    raise UsageError(
-        f"--engine {engine!r} is not known: use {', '.join((TRANSFORMERS, *SAMPLERS))}, a server's address such as "
-        f"http://127.0.0.1:8000, or an engine of your own (examples/engines)"
-    )
+    module = SERVERS.get(_split(engine)[0]) if is_server(engine) else SAMPLERS.get(engine)
+    if module is None:
+        raise UsageError(
+            f"--engine {engine!r} is not known: use {', '.join((TRANSFORMERS, *SAMPLERS))}, a server's address such as "
+            f"http://127.0.0.1:8000, or an engine of your own (examples/engines)"
+        )
+    return module
 
 
 def server_address(engine: str) -> str:

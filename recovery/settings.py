@@ -17,6 +17,7 @@ from typing import Any
 from recovery.errors import UsageError
 
 _KEY = "setting"
+_type_hints: Any = functools.cache(typing.get_type_hints)  # evaluating annotations is slow
 
 
 @dataclass(frozen=True)
@@ -99,10 +100,9 @@ def settings_of(kind: type[Any]) -> dict[str, Setting]:
     return {field.name: field.metadata[_KEY] for field in dataclasses.fields(kind) if _KEY in field.metadata}
 
 
-@functools.cache  # evaluating the annotations is slow
 def types_of(kind: type[Any]) -> dict[str, Any]:
     """Return the types of the fields of a configuration class."""
-    return typing.get_type_hints(kind)
+    return _type_hints(kind)
 
 
 def may_be_recommended(kind: type[Any], name: str, value: Any) -> bool:

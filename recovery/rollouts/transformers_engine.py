@@ -153,10 +153,9 @@ class TransformersEngine:
             self.sync()
             check_room(prompts, self.loaded.max_length)
             results = self._empty_results(prompts, sampling, progress)
-            remaining = self._attempt(prompts, range(len(prompts)), sampling, results)
-            while remaining:
+            remaining: Sequence[int] = range(len(prompts))
+            while remaining := self._attempt(prompts, remaining, sampling, results):
                 self._halve(prompts, remaining, sampling)
-                remaining = self._attempt(prompts, remaining, sampling, results)
             self._run_for_others()
         return results.completions()
 

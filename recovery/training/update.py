@@ -109,10 +109,8 @@ class Updates:
 
         def mine() -> tuple[_Totals, Any]:
             separated = self._separated(rows)
-            totals = self._attempt(step, separated, tokens, instrumentation)
-            while totals is None:
+            while (totals := self._attempt(step, separated, tokens, instrumentation)) is None:
                 self._halve(step, separated)
-                totals = self._attempt(step, separated, tokens, instrumentation)
             return totals, None if instrumentation is None else instrumentation.reading()
 
         shares = distributed.gather(mine)
