@@ -67,8 +67,12 @@ def test_limits_are_judged_at_the_size_they_are_for() -> None:
 
 def test_results_name_the_machine_and_no_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_report, "RESULTS", tmp_path / "results")
-    page = _report.write("x", "Title", _report.table(("a", "b"), [(1, 2)]), _report.machine(), {"figure": 1.5})
+    options = _report.parser("About it.", "x", "seed", named=True).parse_args(["--seed", "3", "--write"])
+    assert (options.name, options.write, options.seed) == ("x", True, 3)
+    facts = _report.machine(seed=options.seed)
+    page = _report.write(options.name, "Title", _report.table(("a", "b"), [(1, 2)]), facts, {"figure": 1.5})
     text = page.read_text() + page.with_suffix(".json").read_text()
+    assert "- seed: 3\n" in text
     assert "| 1 | 2 |" in text
     assert '"figure": 1.5' in text
     assert "torch" in text
