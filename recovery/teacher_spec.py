@@ -49,7 +49,8 @@ class TeacherSpec:
                 return cls(word)
         if is_address(text):
             return cls("server", address=text)
-        # A folder's name may hold an equals sign. Unlike Path's, these functions raise for no text.
+        # A folder's name may hold an equals sign. Unlike those of Path, these functions never raise an error: the names
+        # of many teachers may be too long for a path.
         if "=" not in text or os.path.isdir(os.path.expanduser(text)):  # noqa: PTH111, PTH112
             return cls("checkpoints", {text: 1.0})
         try:
