@@ -126,11 +126,14 @@ class CallSettings:
 
     @property
     def factor(self) -> float:
-        """Remaining factor of the gradient with respect to raw logits, including the weight of a single term."""
+        """Factor that the gradient with respect to raw logits still lacks.
+
+        The weight of a single term is in it: it then scales the gradient [N, D], not the V / D times larger [N, V].
+        """
         return self.scale / self.temperature * (self.terms[0].weight if len(self.terms) == 1 else 1.0)
 
     def weight(self, at: int) -> float:
-        """Return the weight of a term's gradient within a block."""
+        """Return the weight of a term's gradient within a block: 1 for a single one, whose weight is in ``factor``."""
         return 1.0 if len(self.terms) == 1 else self.terms[at].weight
 
     def per_token(self, values_TN: Tensor) -> Tensor:
@@ -150,6 +153,7 @@ class Totals:
         chunk = min(call.chunk, tokens)
         # The kernel needs no blocks.
         self.block = 0 if call.in_one_kernel else block_rows(chunk, vocabulary, call.wide, device)
+        # Scratch in the dtype of the products; results and sums in the wider one, zero before the first chunk.
         narrow = functools.partial(torch.empty, dtype=call.dtype, device=device)
         wide = functools.partial(torch.zeros, dtype=call.wide, device=device)
         self.student_NV = narrow(chunk, vocabulary)
@@ -268,6 +272,7 @@ def _block(
     if totals.wide_student_NV is not None:
         wide_NV = totals.wide_student_NV[:count].copy_(logits_NV)
     slope_NV = student.shape_(wide_NV, call.temperature, keep_slope=True)
+    # log_p_NV is wide_NV, and from here on becomes the gradient: the first term overwrites it, the others add.
     log_p_NV, p_NV, totals.entropy_N[rows] = softmaxes_(wide_NV, totals.work_NV[:count])
     _weigh(call.behaviour, totals, log_p_NV, rows)
     # Sparse terms read the log-probabilities, which the whole divergences overwrite.

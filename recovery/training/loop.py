@@ -39,7 +39,7 @@ from recovery.training.interfaces import (
 )
 from recovery.training.resume_state import States
 from recovery.training.run_state import Position, RunState, Saving
-from recovery.training.update import MicroBatch, Updates
+from recovery.training.update import Updates
 
 # The optimizers of a run: AdamW, and Muon for the matrices inside the layers.
 
@@ -118,8 +118,17 @@ def train(
     saved = RunState(states, params, optimizers, averaged, resumables)
     saved.restore(state := Position())
     saving = Saving(saved, settings, hooks)
-    largest = MicroBatch(settings.token_budget, hooks.smaller)
-    updates = Updates(loaded, objective, settings, params, optimizers, instrumentation, should_stop, largest)
+    updates = Updates(
+        loaded,
+        objective,
+        settings,
+        params,
+        optimizers,
+        instrumentation,
+        should_stop,
+        settings.token_budget,
+        hooks.smaller,
+    )
 
     def on_main(work: Callable[[], T]) -> T:
         """Run ``work`` in the main process; with helpers all have the whole model, unless it is not gathered."""

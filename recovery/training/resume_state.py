@@ -72,7 +72,10 @@ class States:
         self._remove_old(final)
 
     def _remove_old(self, written: Path) -> None:
-        """Keep the state just written, the newest regular one, and others up to ``keep``; later ones are unreadable."""
+        """Keep the state just written, the newest regular one, and others up to ``keep``.
+
+        A run resumes from the newest state that can be read, so one of a later step could not be read then.
+        """
         assert self.folder is not None
         existing = sorted(states(self.folder))
         later = [path for _, path in existing if path.name > written.name]

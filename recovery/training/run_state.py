@@ -106,8 +106,8 @@ def _moment(tensors: Reader, key: str, p: torch.nn.Parameter) -> torch.Tensor:
 # When a training state is saved.
 
 
-SHARE = 20
-"""Writing states between the regular ones takes at most 1 / SHARE of the time."""
+MOST_SAVING = 0.05
+"""States that are due by the clock, between the regular ones, take at most this share of the time."""
 
 
 class Saving:
@@ -132,7 +132,7 @@ class Saving:
         return self._announced(self.hooks.healthy())
 
     def _announced(self, due: bool) -> bool:
-        """Return ``due``; if it is, the caller writes its own records first: no state is ahead of them."""
+        """Return ``due``. If it is, ``before_save`` is called first: no state is ahead of the recorded metrics."""
         if due:
             self.hooks.before_save()
         return due
@@ -145,4 +145,6 @@ class Saving:
         self._write_seconds = self._last_write - started
 
     def _is_late(self) -> bool:
-        return time.monotonic() - self._last_write >= max(self.settings.checkpoint_seconds, SHARE * self._write_seconds)
+        return time.monotonic() - self._last_write >= max(
+            self.settings.checkpoint_seconds, self._write_seconds / MOST_SAVING
+        )

@@ -52,16 +52,12 @@ class _Totals:
 
 
 @dataclass
-class MicroBatch:
-    """The largest micro-batch, in padded tokens, and the function that is called when it becomes smaller."""
-
-    tokens: int
-    smaller: Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
 class Updates:
-    """The updates of a run, in one process."""
+    """The updates of a run, in one process.
+
+    ``token_budget`` bounds the padded tokens of a micro-batch. Where a GPU's memory is too full for that, it is halved
+    and ``on_smaller`` is called with the step and the new budget.
+    """
 
     loaded: Loaded
     objective: DistillationObjective
@@ -70,7 +66,8 @@ class Updates:
     optimizers: list[torch.optim.Optimizer]
     instrumentation: Instrumentation | None
     should_stop: Callable[[], bool]
-    largest: MicroBatch
+    token_budget: int
+    on_smaller: Callable[[int, int], None]
 
     def abandon(self) -> None:
         """Abandon the current step; the weights are unchanged."""
@@ -84,9 +81,9 @@ class Updates:
         tokens = sum(row.targets for row in rows)
         if tokens == 0:
             raise RecoveryError(f"step {step} has no token to train on: every row is masked")
-        sums = self._accumulate(step, rows, tokens, self.instrumentation)
+        means = self._accumulate(step, rows, tokens, self.instrumentation)
         if guard is not None:
-            sums |= self._project(step, guard)
+            means |= self._project(step, guard)
         self.loaded.model.eval()
         norm = self._clip()
         if not math.isfinite(norm):
@@ -98,7 +95,7 @@ class Updates:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         seconds = time.perf_counter() - started
-        return sums | {"gradient_norm": norm, "lr": rate, "tokens_trained": float(tokens), "seconds_training": seconds}
+        return means | {"gradient_norm": norm, "lr": rate, "tokens_trained": float(tokens), "seconds_training": seconds}
 
     def _accumulate(
         self, step: int, rows: list[Row], tokens: int, instrumentation: Instrumentation | None = None
@@ -147,21 +144,21 @@ class Updates:
         """Discard the gradients and halve the micro-batches. Raise RecoveryError if they are single rows."""
         self.abandon()
         widest = max(row.width for row in rows)
-        if self.largest.tokens <= widest:
+        if self.token_budget <= widest:
             raise RecoveryError(
                 f"the GPU's memory is too full for one row of {widest:,} tokens (step {step}): end other programs that "
                 f"use the GPU, or use --gradient-checkpointing or --tuning lora; the last saved state is kept"
             )
-        self.largest.tokens = max(widest, min(self.largest.tokens, sum(row.width for row in rows)) // 2)
+        self.token_budget = max(widest, min(self.token_budget, sum(row.width for row in rows)) // 2)
         release_gpu_memory(self.loaded.device)
-        self.largest.smaller(step, self.largest.tokens)
+        self.on_smaller(step, self.token_budget)
 
     def _score(self, rows: list[Row], tokens: int) -> _Totals:
         """Compute this process's gradients of a step; return sums over its tokens and their counts, by name."""
         loaded, totals = self.loaded, _Totals()
         batches = micro_batches(
             rows,
-            self.largest.tokens,
+            self.token_budget,
             loaded.chat.pad_id,
             loaded.device,
             share=(distributed.rank(), distributed.size()),
@@ -242,10 +239,10 @@ class Updates:
         gradients = [None if p.grad is None else p.grad.clone() for p in params]
         for p in params:
             p.grad = None
-        sums = self._accumulate(step, guard, sum(row.targets for row in guard))
+        reference = self._accumulate(step, guard, sum(row.targets for row in guard))
         pairs = [(w, p.grad) for w, p in zip(gradients, params, strict=True) if w is not None and p.grad is not None]
         along, square = dot(pairs), dot((g, g) for _, g in pairs)
         scale = along / square if along < 0 and square > 0 else 0.0
         for p, w in zip(params, gradients, strict=True):
             p.grad = w if w is None or p.grad is None or scale == 0.0 else w.sub_(p.grad, alpha=scale)
-        return {"reference_loss": sums["loss"], "projected": float(scale != 0.0)}
+        return {"reference_loss": reference["loss"], "projected": float(scale != 0.0)}

@@ -33,7 +33,8 @@ def reverse_kl_(p_NV: Tensor, log_p_NV: Tensor, log_q_NV: Tensor, options: Optio
         value_N = centre_N = torch.linalg.vecdot(p_NV, log_p_NV)
     else:
         entries_NV = torch.mul(p_NV, log_p_NV, out=log_q_NV)
-        # g without the 1 of every entry, which does not change the gradient: it is then exactly zero at p = q.
+        # A constant added to every g_v drops out of p (g - sum p g): 1 is subtracted, so that an entry within the clip
+        # has g = log p/q + 1 - 1, exactly zero at p = q, and a clipped one 0 - 1.
         log_p_NV.masked_fill_(entries_NV >= options.entry_clip, -1.0)
         value_N = entries_NV.clamp_(max=options.entry_clip).sum(-1)
         centre_N = torch.linalg.vecdot(p_NV, log_p_NV)
