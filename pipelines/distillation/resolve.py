@@ -134,10 +134,11 @@ def resolve(session: Session, config: DistillConfig, cycle: int | None) -> Resol
     student = session.resolve(config.student)
     teachers = _named_teachers(session, config, student)
     number = cycle or student.cycle or session.next_cycle()
-    # Probes of all cycles are kept out; questions and documents are of those that the student descends from.
-    read = {*session.trained_cycles(student, number), number}
-    probed = current_snapshots(session, session.learnt_cycles(student, number), read)
-    corpora = {cycle: corpus for cycle, corpus in probed.items() if cycle in read}
+    # Probes of every cycle that is still asked about are kept out (learnt: all but discarded ones); questions and
+    # documents are those of the cycles that the student descends from (trained).
+    trained_on = {*session.trained_cycles(student, number), number}
+    probed = current_snapshots(session, session.learnt_cycles(student, number), trained_on)
+    corpora = {cycle: corpus for cycle, corpus in probed.items() if cycle in trained_on}
     prompts = recovery_prompts(config, session.base.path)
     notes = list(prompts.notes)
     context = context_of(config)
@@ -151,6 +152,9 @@ def resolve(session: Session, config: DistillConfig, cycle: int | None) -> Resol
         newest = len(asked_about.get(number, ()))
         config = _as_many_as_there_are(config, newest, sum(map(len, asked_about.values())) - newest, notes)
     experts = _experts(session, config, knowledge)
+    train = usable(config, prompts, context, notes)
+    development = _development(config, prompts, notes)
+    given = given_answers(config, prompts, notes)
     return ResolvedDistillation(
         config=_with_lasting_names(config, student, teachers, knowledge, experts),
         cycle=number,
@@ -160,14 +164,14 @@ def resolve(session: Session, config: DistillConfig, cycle: int | None) -> Resol
         knowledge=knowledge,
         experts=experts,
         prompts=prompts,
-        train=usable(config, prompts, context, notes),
-        development=_development(config, prompts, notes),
+        train=train,
+        development=development,
         corpora=corpora,
         asked_about=asked_about,
         context=context,
         reward=resolve_reward(config.reward) if config.rewarded else None,
-        given=given_answers(config, prompts, notes),
-        notes=tuple(notes),  # the calls above add to them
+        given=given,
+        notes=tuple(notes),
         origin=_origin(session, config, student),
         tuning_recommended=session.recommended("tuning"),
         near_misses=_near_misses(config, corpora, probed, number),
@@ -205,21 +209,21 @@ def resolve_planned(
     UsageError if it cannot be run.
     """
 
-    def known(names: Mapping[str, str | None]) -> dict[str, Checkpoint]:
-        made = {key: name for key, name in names.items() if name is not None and name not in to_make}
-        return {key: session.resolve(name) for key, name in made.items()}
+    def known(name: str | None) -> Checkpoint | None:
+        return None if name is None or name in to_make else session.resolve(name)
 
     weights = config.teaching.weights if config.lam > 0 else {}
-    teachers = known({name: name for name in weights})
+    teachers = {teacher: weight for name, weight in weights.items() if (teacher := known(name)) is not None}
+    routes = {**config.routes, EARLIER_QUESTIONS_TAG: config.earlier_teacher}
     prompts, context = recovery_prompts(config, session.base.path), context_of(config)
     return ResolvedDistillation(
         config=config,
         cycle=student.cycle or 0,
         clean=session.base,
         student=student,
-        teachers={teacher: weights[name] for name, teacher in teachers.items()},
-        knowledge=known({EARLIER_QUESTIONS_TAG: config.knowledge_teacher}).get(EARLIER_QUESTIONS_TAG),
-        experts=known({**config.routes, EARLIER_QUESTIONS_TAG: config.earlier_teacher}),
+        teachers=teachers,
+        knowledge=known(config.knowledge_teacher),
+        experts={tag: expert for tag, name in routes.items() if (expert := known(name)) is not None},
         prompts=prompts,
         train=usable(config, prompts, context, []),
         development=_development(config, prompts, []),

@@ -298,27 +298,28 @@ def build_pools(
 ) -> Pools:
     """Return what fits the windows of student, ``engine`` and ``teachers``; ``say`` gets a line about what does not."""
     config = resolved.config
-    window, longest = window_with(engine, loaded.max_length), longest_scored(teachers, loaded)
-    room = window - min(config.max_new_tokens, window // 2)
-    most = shortest_window(teachers, loaded)
-    if most < window:  # an engine ends a completion at its window, no teacher can score more than its own
-        room = max(0, min(room, most - config.max_new_tokens))
-    fit = fitting(loaded.chat, resolved.train, room, config.max_new_tokens)
+    window = window_with(engine, loaded.max_length)
+    prompt_limit = window - min(config.max_new_tokens, window // 2)  # an answer gets at most half of the window
+    row_limit = longest_row(teachers, loaded)
+    if row_limit < window:  # an engine ends a completion at its window, no teacher can score more than its own
+        prompt_limit = max(0, min(prompt_limit, row_limit - config.max_new_tokens))
+    fit = fitting(loaded.chat, resolved.train, prompt_limit, config.max_new_tokens)
     if len(fit) < len(resolved.train):
         removed = len(resolved.train) - len(fit)
-        say(f"{removed:,} of {len(resolved.train):,} prompts left out: they have more than {room:,} tokens")
+        say(f"{removed:,} of {len(resolved.train):,} prompts left out: they have more than {prompt_limit:,} tokens")
+    longest = longest_of_main(teachers, loaded)
     behaviour = [p for p in fit if _context_fits(resolved, loaded, p, longest)]
     scored = resolved.knowledge is not None
-    questions = fitting(loaded.chat, resolved.questions, room, config.max_new_tokens) if scored else []
-    earlier = fitting(loaded.chat, resolved.earlier_questions, room, config.max_new_tokens) if scored else []
+    questions = fitting(loaded.chat, resolved.questions, prompt_limit, config.max_new_tokens) if scored else []
+    earlier = fitting(loaded.chat, resolved.earlier_questions, prompt_limit, config.max_new_tokens) if scored else []
     if not behaviour and config.alpha > 0:
         raise UsageError(
-            f"every prompt, with its context, is longer than the {room} tokens that leave room for an answer: lower "
-            f"--max-new-tokens, or give shorter prompts with --prompts"
+            f"every prompt, with its context, is longer than the {prompt_limit} tokens that leave room for an answer: "
+            f"lower --max-new-tokens, or give shorter prompts with --prompts"
         )
-    conversations = _fitting_conversations(loaded, imitated, most, say)
+    conversations = _fitting_conversations(loaded, imitated, row_limit, say)
     documents = resolved.document_rows(loaded.tokenizer) if config.document_loss else ()
-    near_misses = fitting(loaded.chat, resolved.near_misses, room, config.max_new_tokens)
+    near_misses = fitting(loaded.chat, resolved.near_misses, prompt_limit, config.max_new_tokens)
     return Pools(behaviour, questions, earlier, conversations, documents, near_misses)
 
 
@@ -390,14 +391,14 @@ def _sampling_budget(config: DistillConfig) -> int | None:
     return None if config.max_tokens is None else round(config.max_tokens * share / uses)
 
 
-def longest_scored(teachers: Mapping[str, Teacher], student: Loaded) -> int:
+def longest_of_main(teachers: Mapping[str, Teacher], student: Loaded) -> int:
     """Return the tokens of the longest row that the main teacher can score: by its window, if it has one of its own."""
     main = teachers.get(MAIN_TEACHER)
     windows = [part.window for part, _ in main.parts if part.window] if main is not None else []
     return min(windows, default=student.max_length)
 
 
-def shortest_window(teachers: Mapping[str, Teacher], student: Loaded) -> int:
+def longest_row(teachers: Mapping[str, Teacher], student: Loaded) -> int:
     """Return the tokens of the longest row that the student and all teachers in its tokens read."""
     parts = [part for teacher in teachers.values() for part, _ in teacher.parts]
     same = (part for part in parts if part.loaded is None or same_tokens(part.loaded.tokenizer, student.tokenizer))

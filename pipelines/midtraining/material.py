@@ -148,6 +148,11 @@ class Material:
         """The number of earlier cycles' documents."""
         return sum(len(corpus.documents) for corpus in self.earlier.values())
 
+    @property
+    def awaits_writer(self) -> bool:
+        """Whether a writer's texts are wanted that it has not written yet."""
+        return self.writing is not None and self.written is None
+
     def shares(self) -> dict[str, float]:
         """Return each stream's share of the target tokens; the share of an empty stream goes to the others."""
         config = self.config
@@ -159,12 +164,12 @@ class Material:
         questions = (config.augment_questions if paraphrased else 1.0) if has_questions else 0.0
         texts, answers = self.augmented.characters
         texts += sum(len(document.text) for document in self.written_documents)
-        # A few short answers would be repeated a hundred times: shares are limited to MOST_PASSES, by their length.
-        once = own * (1 - other) / max(1, sum(len(d.text) for d in self.own.documents))
-        unknown = self.writing is not None and self.written is None
-        most_texts = own if unknown else MOST_PASSES * once * texts
+        # A few short answers would be repeated a hundred times: a stream's share is at most MOST_PASSES times what its
+        # characters would take in one pass. What it may not take goes to the documents.
+        per_character = own * (1 - other) / max(1, sum(len(d.text) for d in self.own.documents))
+        most_texts = own if self.awaits_writer else MOST_PASSES * per_character * texts
         wordings = min(own * other * (1 - questions), most_texts)
-        question_share = min(own * other * questions, MOST_PASSES * once * answers)
+        question_share = min(own * other * questions, MOST_PASSES * per_character * answers)
         return {
             "documents": own - wordings - question_share,
             "earlier": (1 - config.replay) * earlier,
@@ -198,8 +203,7 @@ class Material:
         """Return the tokens of the largest step, all rows as wide as its widest; None if rows are not known yet: chat
         that the clean model is still to answer, a writer's text.
         """
-        unwritten = self.writing is not None and self.written is None
-        if self.config.replay or self.config.project or unwritten:
+        if self.config.replay or self.config.project or self.awaits_writer:
             return None
         return max(len(rows) * max(row.width for row in rows) for rows in self.steps(length, ()))
 
@@ -354,6 +358,7 @@ def gather_material(
     asked_for = (config.augment, config.augment_questions, config.seed, own, probes, supplied)
     name = f"of cycle {own.cycle}"
     made = session.once(f"texts {name}", asked_for, lambda: augment.augmented(config, own, probes, supplied))
+    # One dictionary for all plans of these documents: rows that one has packed are not packed again.
     packed: dict[tuple[str, int], list[Row]] = session.once(
         f"rows {name}", (student, config.template_args, own, earlier, made, supplied), dict
     )

@@ -358,7 +358,7 @@ def test_slow_steps_are_saved_between_the_regular_states(tiny_model: Path, tmp_p
     straight, _ = go(tmp_path / "straight")
     assert [step for step, _ in sorted(states(tmp_path / "straight"))] == [8, 9]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("recovery.training.run_state.SHARE", 0)
+        patch.setattr("recovery.training.run_state.MOST_SAVING", float("inf"))
         go(tmp_path / "killed", killed=True)
     assert [step for step, _ in sorted(states(tmp_path / "killed"))] == [4, 6], "the newest regular one stays"
     resumed, done = go(tmp_path / "killed")
