@@ -19,6 +19,8 @@ from db.json_values import finite, json_safe, text
 from db.schema import MetricPoint, MetricSeries, Stage, Work
 from db.session import Database, insert_new, insert_row
 
+TOKEN_COUNTS = ("tokens_sampled", "tokens_scored", "tokens_trained")
+"""Metrics of a step that are also summed in columns of the stage."""
 _FAILURES_TOLERATED = 3
 
 Point = tuple[str, int, float | None, float]  # name, step, value, time
@@ -271,12 +273,6 @@ def _write_stage(connection: Connection, held: Held, usage: Mapping[str, int], n
         values["steps_total"] = held.steps_total
     values |= {name: getattr(Stage, name) + amount for name, amount in usage.items()}
     connection.execute(update(Stage).where(Stage.id == held.stage_id).values(values))
-
-
-# Recorder of one running stage: metrics, progress, usage and status.
-
-# Metrics of a step that are also summed in columns of the stage.
-TOKEN_COUNTS = ("tokens_sampled", "tokens_scored", "tokens_trained")
 
 
 class StageRecorder:

@@ -26,11 +26,6 @@ from db import liveness
 from db.errors import DatabaseError, MissingDatabaseError, SchemaError
 from db.liveness import RECONNECT_SECONDS
 
-# Schema upgrades with Alembic; a SQLite file is copied first.
-#
-# Versions with different schemas never write to one database: an upgrade is refused while a live process holds a
-# lease, and a process without one, or one that was silent for too long, is refused at its next write.
-
 FOLDER = Path(__file__).parent / "migrations"
 _LOCK_KEY = 7236831  # arbitrary key of the PostgreSQL lock that upgrades hold alone, and writers share
 _LEASES = {
@@ -38,6 +33,21 @@ _LEASES = {
     "stage": "SELECT kind AS what, place, pid, pid_started, heartbeat_at FROM stage WHERE status = 'running'",
 }
 """Queries for the leases, with columns that every schema has."""
+BUSY_SECONDS = 30.0
+"""Seconds that a writer waits for another one before it fails."""
+POSTGRESQL = "postgresql+psycopg"
+# A URL even without its slashes: never the name of a file.
+_SCHEMES = re.compile(r"(postgres|postgresql|sqlite)(\+\w+)?:", re.IGNORECASE)
+_READS = "recovery_reads"  # the execution option of a connection that only reads
+# Timeouts after which a lost server (power, network) is detected.
+_NETWORK = {
+    "connect_timeout": 10,
+    "keepalives_idle": 15,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+    "application_name": "recovery",
+}
 
 
 def config() -> Config:
@@ -60,7 +70,10 @@ def _revisions(folder: Path) -> tuple[str, ...]:
 
 
 def upgrade(engine: Engine, shown: str) -> None:
-    """Create or upgrade the tables in one transaction that blocks other writers.
+    """Create or upgrade the tables in one transaction that blocks other writers; a SQLite file is copied first.
+
+    Versions with different schemas never write to one database: an upgrade is refused while a live process holds a
+    lease, and a process without one, or one that was silent for too long, is refused at its next write.
 
     ``shown`` is the address for messages. Raises SchemaError if the database is newer than this code, or if a live
     process works with the older schema.
@@ -118,7 +131,7 @@ def _known_revision(connection: Connection, shown: str) -> str | None:
     return revision
 
 
-def _copy(path: Path, revision: str) -> Path:
+def _copy(path: Path, revision: str) -> None:
     """Make a consistent copy of a SQLite file next to it, named after its schema and the time.
 
     It is written under a temporary name: a copy that was not finished must not look like one.
@@ -132,24 +145,6 @@ def _copy(path: Path, revision: str) -> Path:
         writing.rename(target)
     finally:
         writing.unlink(missing_ok=True)
-    return target
-
-
-BUSY_SECONDS = 30.0
-"""Seconds that a writer waits for another one before it fails."""
-POSTGRESQL = "postgresql+psycopg"
-# A URL even without its slashes: never the name of a file.
-_SCHEMES = re.compile(r"(postgres|postgresql|sqlite)(\+\w+)?:", re.IGNORECASE)
-_READS = "recovery_reads"  # the execution option of a connection that only reads
-# Timeouts after which a lost server (power, network) is detected.
-_NETWORK = {
-    "connect_timeout": 10,
-    "keepalives_idle": 15,
-    "keepalives_interval": 5,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 30_000,
-    "application_name": "recovery",
-}
 
 
 @dataclass(frozen=True)
