@@ -11,17 +11,12 @@ from typing import Any
 _Z = 1.959963984540054  # 97.5% quantile of the normal distribution
 
 
-def nominal(one: Any, other: Any) -> float:
-    """Return the distance between two categories: 0 if they are equal, else 1."""
-    return float(one != other)
-
-
 def interval(one: float, other: float) -> float:
     """Return the distance between two values of an interval scale: their squared difference."""
     return (one - other) ** 2
 
 
-def krippendorff_alpha(units: Iterable[Sequence[Any]], distance: Callable[[Any, Any], float] = nominal) -> float | None:
+def krippendorff_alpha(units: Iterable[Sequence[Any]], distance: Callable[[Any, Any], float]) -> float | None:
     """Return the agreement of any number of reviewers: 1 if they agree always, 0 as by chance, below 0 if less often.
 
     ``units`` are the judgements of each item, by those who judged it; items with fewer than two count for nothing.

@@ -85,7 +85,7 @@ def gap_words(figures: Mapping[str, Any], corpus: str = POOLED) -> tuple[str, st
     return ("not defined" if "base" in gap else NOT_MEASURED, reason) if reason else ("", "")
 
 
-def k_words(figures: Mapping[str, Any], corpus: str = POOLED) -> tuple[str, str]:
+def k_words(figures: Mapping[str, Any], corpus: str) -> tuple[str, str]:
     """Return K with its interval and p-value, and the shares of centred top-1; the reason if it was not measured."""
     likelihood = figures.get(corpus, {}).get("likelihood", {})
     if likelihood.get("bits") is None:

@@ -625,15 +625,13 @@ def newest_event(database: Database, kind: str, experiment_id: int, cycle_id: in
     return _first_or_none(events(database, experiment_id, kind=kind, cycle_id=cycle_id, limit=1))
 
 
-def token_numbers(
-    database: Database, stage_id: int, name: str = "reverse_kl", *, limit: int = 400
-) -> list[records.TokenNumbers]:
-    """Return one value per token of a stage's rollouts, by step; the other, much larger values are not read.
+def token_numbers(database: Database, stage_id: int, *, limit: int = 400) -> list[records.TokenNumbers]:
+    """Return the reverse KL of each token of a stage's rollouts, by step; the other, much larger values are not read.
 
     Of more than ``limit`` rollouts the first of each step, as many of each.
     """
     condition = TokenScores.stage_id == stage_id
-    number = TokenScores.values[name].label("numbers")
+    number = TokenScores.values["reverse_kl"].label("numbers")
     columns = (TokenScores.id, TokenScores.step, TokenScores.item, TokenScores.tokens, number)
     place = func.row_number().over(partition_by=TokenScores.step, order_by=TokenScores.id).label("place")
     ranked = select(TokenScores.id, place).where(condition).subquery()

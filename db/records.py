@@ -88,7 +88,6 @@ class Stage:
     started_at: float
     finished_at: float | None
     wall_seconds: float
-    seconds_used: float
     steps_done: int
     steps_total: int | None
     tokens_sampled: int
@@ -520,7 +519,7 @@ class TokenScores:
 
 @dataclass(frozen=True)
 class TokenNumbers:
-    """A rollout with one value per token; None if the value was not finite."""
+    """A rollout with the reverse KL of each token; None if it was not finite."""
 
     id: int
     step: int

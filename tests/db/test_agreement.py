@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from db.agreement import equal_pairs, interval, krippendorff_alpha, nominal, score_interval, wilson
+from db.agreement import equal_pairs, interval, krippendorff_alpha, score_interval, wilson
 
 # The example of Krippendorff, "Computing Krippendorff's Alpha-Reliability" (2011), part C: four observers, twelve
 # units, with missing data; 0 stands for no judgement.
@@ -20,6 +20,11 @@ OBSERVERS = (
 UNITS = [[value for value in unit if value] for unit in zip(*OBSERVERS, strict=True)]
 
 
+def nominal(one: object, other: object) -> float:
+    """The distance of two categories, of which the published examples are."""
+    return float(one != other)
+
+
 def test_alpha_is_that_of_the_published_example() -> None:
     assert krippendorff_alpha(UNITS, nominal) == pytest.approx(0.743, abs=5e-4)
     assert krippendorff_alpha(UNITS, interval) == pytest.approx(0.849, abs=5e-4)
@@ -28,15 +33,15 @@ def test_alpha_is_that_of_the_published_example() -> None:
 def test_alpha_of_two_observers_with_two_categories() -> None:
     """Part A of the same paper: ten units, alpha = 0.095."""
     one, two = "0100000010", "1110010000"
-    assert krippendorff_alpha(zip(one, two, strict=True)) == pytest.approx(0.095, abs=5e-4)
+    assert krippendorff_alpha(zip(one, two, strict=True), nominal) == pytest.approx(0.095, abs=5e-4)
 
 
 def test_alpha_is_undefined_without_pairs_or_without_any_difference() -> None:
-    assert krippendorff_alpha([]) is None
-    assert krippendorff_alpha([[1], [0], []]) is None
-    assert krippendorff_alpha([[1, 1], [1, 1]]) is None
-    assert krippendorff_alpha([[1, 1], [0, 0]]) == 1
-    assert (krippendorff_alpha([[1, 0], [0, 1]]) or 0) < 0
+    assert krippendorff_alpha([], interval) is None
+    assert krippendorff_alpha([[1], [0], []], interval) is None
+    assert krippendorff_alpha([[1, 1], [1, 1]], interval) is None
+    assert krippendorff_alpha([[1, 1], [0, 0]], interval) == 1
+    assert (krippendorff_alpha([[1, 0], [0, 1]], interval) or 0) < 0
 
 
 def test_alpha_of_chance_is_near_zero() -> None:
