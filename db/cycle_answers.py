@@ -101,7 +101,7 @@ def judged(database: Database, row: CycleRow, recorded: Mapping[str, Any] | None
         number, name = row.cycle.number, row.end.checkpoint.name
         answered = concluded(number, name, recorded) if recorded else _uncompared(row, row.end)
         plain = tuple(replace(one, tone="") for one in answered.answers)  # no colour on figures that decide nothing
-        return Judged(plain, Verdict(UNDECIDED, _sentence(TRIAL)), f"Cycle {number} is {TRIAL}.")
+        return Judged(plain, Verdict(UNDECIDED, sentence(TRIAL)), f"Cycle {number} is {TRIAL}.")
     if not recorded:
         return _uncompared(row, row.end)
     judgement = queries.newest_event(database, cycle_evidence.GATE, row.cycle.experiment_id, row.cycle.id)
@@ -141,7 +141,7 @@ def _uncompared(row: CycleRow, end: Measured) -> Judged:
         for question, what, scores, suite in questions
     )
     why = f"Not compared with base yet: `recover report {row.cycle.number}` does."
-    return Judged(answers, Verdict(UNDECIDED, why), _sentence(row.summary))
+    return Judged(answers, Verdict(UNDECIDED, why), sentence(row.summary))
 
 
 def _level(score: Score | None) -> str:
@@ -167,7 +167,7 @@ def _learnt(number: int, figures: Mapping[str, Any], suites: Mapping[str, Any]) 
         words, _ = cycle_evidence.gap_words(figures, corpus)
         says.append(f"Gap to the open book closed: {words}, {gap['n']:,} questions.")
     elif "base" in gap:
-        says.append(f"Gap to the open book: not defined. {_sentence(str(gap['undefined']))}")
+        says.append(f"Gap to the open book: not defined. {sentence(str(gap['undefined']))}")
     if known.get("bits") is not None:
         says.append(f"Likelihood of right answers, K: {cycle_evidence.k_words(figures, corpus)[0]}.")
     if asked is not None:
@@ -256,7 +256,7 @@ def _broken(number: int, followed: str, suites: Mapping[str, Any], before: Mappi
 def _verdict(answers: Sequence[Answer], followed: str, suites: Mapping[str, Any], judgement: Event | None) -> Verdict:
     """Return the verdict: the gate's rules, the user's own, take precedence; a broken suite is named with them."""
     learnt, kept, other = answers
-    broke = _sentence(_phrase(other)) if other.state == BAD else ""
+    broke = sentence(_phrase(other)) if other.state == BAD else ""
     if judgement is not None:
         decision = str(judgement.data.get("decision"))
         if decision == ACCEPT:
@@ -271,7 +271,7 @@ def _verdict(answers: Sequence[Answer], followed: str, suites: Mapping[str, Any]
         return Verdict(REJECT if decision == REJECT else UNDECIDED, ". ".join(filter(None, (why, broke))))
     bad = [_phrase(one) for one in answers if one.state == BAD]
     if bad:
-        return Verdict(REJECT, _sentence("; ".join(bad)))
+        return Verdict(REJECT, sentence("; ".join(bad)))
     unsure = [one for one in answers if one.state in (UNSURE, PART) or (one.state == UNKNOWN and one is not other)]
     if not unsure:
         return Verdict(ACCEPT, "No answer speaks against it.")
@@ -279,7 +279,7 @@ def _verdict(answers: Sequence[Answer], followed: str, suites: Mapping[str, Any]
         return Verdict(UNDECIDED, _more_prompts(followed, suites))
     if learnt in unsure and (asked := suites.get(learnt.suite)) is not None:
         return Verdict(UNDECIDED, f"{asked['n']:,} questions: {_phrase(learnt)}.")
-    return Verdict(UNDECIDED, _sentence("; ".join(map(_phrase, unsure))))
+    return Verdict(UNDECIDED, sentence("; ".join(map(_phrase, unsure))))
 
 
 def _more_prompts(suite: str, suites: Mapping[str, Any]) -> str:
@@ -334,5 +334,6 @@ def _margin(margin: float) -> str:
     return f"{100 * margin:.0f} points"
 
 
-def _sentence(words: str) -> str:
+def sentence(words: str) -> str:
+    """Return words with an initial capital and one full stop."""
     return f"{words[:1].upper()}{words[1:].rstrip('.')}."

@@ -143,11 +143,6 @@ def nothing_measured(overview: Overview, none: str) -> tuple[str, list[str]]:
     return f"{none} A stage is running ({work}): figures come when an evaluation has ended.", []
 
 
-def sentence(words: str) -> str:
-    """Return words with an initial capital and a full stop."""
-    return f"{words[0].upper()}{words[1:]}."
-
-
 def spent_tokens(stage: Stage) -> list[str]:
     """Return the tokens a stage sampled, scored and trained on, as cells."""
     return [count(n) if n else DASH for n in (stage.tokens_sampled, stage.tokens_scored, stage.tokens_trained)]

@@ -230,7 +230,7 @@ def _summary(source: Source, access: Access, overview: Overview, row: CycleRow, 
     """Return what the cycle answers, and links to other cycles."""
     documents = f"{short_path(row.cycle.documents) or DASH}, started {ago(row.cycle.created_at)}"
     name = overview.experiment.name
-    words = common.sentence(row.summary) if judged is None else judged.headline
+    words = cycle_answers.sentence(row.summary) if judged is None else judged.headline
     if judged is None and queries.is_trial(source.database(), row.cycle.experiment_id, row.cycle.id):
         words = f"{words} It is {TRIAL}."
     neighbours = (

@@ -149,7 +149,7 @@ def _summary(source: Source, overview: Overview, known: Mapping[int, Mapping[str
         none = "No cycle was kept." if measured else "No cycle has made a checkpoint yet."
         title = f"The base model is measured. {none}"
     elif measured:
-        title = esc(common.sentence(measured[-1].summary))
+        title = esc(cycle_answers.sentence(measured[-1].summary))
     else:
         none = f"Experiment {overview.experiment.name} has no evaluated checkpoint."
         return _banner(overview) + markup.notice("Nothing measured yet", *common.nothing_measured(overview, none))
