@@ -122,7 +122,7 @@ class Behaviour:
             can_be_judged(prompt)
             and (not self.tag or self.tag in prompt.tags)
             and sum(message["role"] == "user" for message in prompt.messages) >= self.turns
-            and (not self.group or any(self._counts(check.instruction) for check in prompt.checks))
+            and (not self.group or any(self._is_scored(check.instruction) for check in prompt.checks))
         )
 
     def result(self, items: Sequence[Item]) -> SuiteResult:
@@ -135,8 +135,8 @@ class Behaviour:
         score = score_of([item.score for item in scored], [item.group for item in scored])
         return SuiteResult(self.suite, score, tuple(scored), details_of(scored))
 
-    def _counts(self, instruction: str) -> bool:
-        return not self.group or instruction.startswith(f"{self.group}:")
+    def _is_scored(self, instruction: str) -> bool:
+        return instruction.startswith(f"{self.group}:")
 
     def _scored(self, item: Item) -> Item:
         """Return the item scored on this suite's instructions only."""
@@ -144,15 +144,15 @@ class Behaviour:
             return as_headline(item, score=float(item.verdicts["contains"]))
         if not self.group:
             return as_headline(item)
-        strict = {name: verdict for name, verdict in item.verdicts.items() if self._counts(name)}
-        loose = {name: verdict for name, verdict in item.extra["loose_verdicts"].items() if self._counts(name)}
+        strict = {name: verdict for name, verdict in item.verdicts.items() if self._is_scored(name)}
+        loose = {name: verdict for name, verdict in item.extra["loose_verdicts"].items() if self._is_scored(name)}
         repaired = item.extra.get("repaired")
         extra = {
             **item.extra,
             **({"repaired": {name: repaired[name] for name in strict}} if repaired else {}),
             "loose": all(loose.values()),
             "loose_verdicts": loose,
-            "instructions": [name for name in item.extra["instructions"] if self._counts(name)],
+            "instructions": [name for name in item.extra["instructions"] if self._is_scored(name)],
         }
         return as_headline(item, score=float(all(strict.values())), verdicts=strict, extra=extra)
 

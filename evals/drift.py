@@ -71,17 +71,16 @@ def rollouts(
     prompts: Sequence[Prompt],
     *,
     max_new_tokens: int,
-    samples: int = 1,
     seed: int,
     window: int | None = None,
     progress: Progress | None = None,
 ) -> list[Rollout]:
-    """Sample ``samples`` responses to each prompt at temperature 1, the samples of one prompt next to each other.
+    """Sample a response to each prompt at temperature 1, in order; a prompt that is given twice gets two.
 
     A prompt that leaves no room in ``window`` is skipped. Use different seeds for two models that are compared: an
     engine may draw the same random numbers for both, which makes their rollouts more alike than independent ones.
     """
-    prompt_ids = [chat.prompt_ids(prompt.messages) for prompt in prompts for _ in range(samples)]
+    prompt_ids = [chat.prompt_ids(prompt.messages) for prompt in prompts]
     completions = generate(engine, prompt_ids, Sampling(max_new_tokens, seed=seed), window=window, progress=progress)
     return [
         Rollout(tuple(ids), tuple(completion.ids), chat.text(completion.ids))

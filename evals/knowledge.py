@@ -139,20 +139,19 @@ def bits_per_byte(
     texts: Sequence[str],
     *,
     suite: str = "bits_per_byte",
-    window: int | None = None,
     token_budget: int = 16384,
     progress: Progress | None = None,
 ) -> SuiteResult:
     """Return bits per UTF-8 byte on held-out documents: Σ −log2 p / Σ bytes; lower is better.
 
-    A document longer than ``window`` tokens (default: the model's window, at most 4,096) is split into windows that
-    overlap by half: every token is scored once, after the first window with at least half a window of context. Items
-    are documents; the standard error is that of a ratio over documents.
+    A document longer than the model's window, or :data:`LONGEST_WINDOW`, is split into windows that overlap by half:
+    every token is scored once, after the first window with at least half a window of context. Items are documents; the
+    standard error is that of a ratio over documents.
     """
     nonempty = [text for text in texts if text.strip()]
     if not nonempty:
         raise UsageError(f"suite {suite!r}: there is no held-out text")
-    size = min(window or LONGEST_WINDOW, loaded.max_length)
+    size = min(LONGEST_WINDOW, loaded.max_length)
     requests: list[Request] = []
     owners: list[int] = []
     for index, text in enumerate(nonempty):
@@ -179,12 +178,14 @@ def general(
     engine: Engine,
     probes: Sequence[Probe],
     *,
-    suite: str = "general",
     max_new_tokens: int = 48,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> SuiteResult:
-    """Score general-knowledge probes of both forms in one suite; details "question" and "choice" score each form."""
+    """Score general-knowledge probes of both forms in the suite "general"; details "question" and "choice" score each
+    form.
+    """
+    suite = "general"
     parts: dict[str, SuiteResult] = {}
     forms = {probe.form for probe in probes if not probe.control}
     if "question" in forms:

@@ -184,39 +184,30 @@ class EngineLM(TemplateLM):
 _FEWSHOT_SEED = 1234  # the default of lm-eval's command
 
 
-def run_lm_eval(
-    lm: EngineLM, tasks: Mapping[str, Any], *, limit: int | None = None, chat: bool | None = None
-) -> dict[str, Any]:
+def run_lm_eval(lm: EngineLM, tasks: Mapping[str, Any], *, limit: int | None = None) -> dict[str, Any]:
     """Run lm-eval's own evaluation loop on loaded tasks; return {"results", "samples"} by task.
 
-    ``chat`` applies the chat template; None applies it to tasks that generate but not to those that score given
-    continuations, the usual convention for both.
+    The chat template is applied to tasks that generate but not to those that score given continuations, the usual
+    convention for both.
     """
     merged: dict[str, Any] = {"results": {}, "samples": {}}
     with quiet():
-        for templated in (True, False):
-            chosen = {
-                name: task
-                for name, task in tasks.items()
-                if (bool(task.OUTPUT_TYPE == "generate_until") if chat is None else chat) is templated
-            }
+        for chat in (True, False):
+            chosen = {name: task for name, task in tasks.items() if (task.OUTPUT_TYPE == "generate_until") is chat}
             if chosen:
-                part = _evaluate(lm, chosen, limit, templated)
+                part = _evaluate(lm, chosen, limit, chat)
                 for kept in merged:
                     merged[kept] |= part[kept]
     return merged
 
 
-def run_tasks(
-    lm: EngineLM, tasks: Mapping[str, Any], *, limit: int | None = None, chat: bool | None = None
-) -> list[SuiteResult]:
+def run_tasks(lm: EngineLM, tasks: Mapping[str, Any], *, limit: int | None = None) -> list[SuiteResult]:
     """Run loaded lm-eval tasks (:func:`~evals.lm_eval_tasks.load_tasks`); return one result per task, with its items.
 
-    ``chat`` applies the chat template (None: only for tasks that generate). The headline is lm-eval's own aggregate.
-    Its standard error is computed over the items if the aggregate is their mean (so that it can be paired), otherwise
-    it is lm-eval's.
+    The headline is lm-eval's own aggregate. Its standard error is computed over the items if the aggregate is their
+    mean (so that it can be paired), otherwise it is lm-eval's.
     """
-    results = run_lm_eval(lm, tasks, limit=limit, chat=chat)
+    results = run_lm_eval(lm, tasks, limit=limit)
     found = sorted(results["samples"].items())
     return [task_result(name, samples, results["results"][name]) for name, samples in found]
 

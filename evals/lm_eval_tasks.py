@@ -105,7 +105,7 @@ def _splits(folder: Path) -> dict[str, list[Path]]:
     return found
 
 
-def _of_subject(docs: Any, *, subject: str, then: Any = None) -> Any:
+def _of_subject(docs: Any, *, subject: str, then: Any) -> Any:
     """Return the documents of one subject, processed by the task's own function."""
     kept = docs.filter(lambda doc: doc["subject"] == subject)
     return then(kept) if then is not None else kept
@@ -271,7 +271,7 @@ def evaluate_ifeval(
     tokens = min(max_new_tokens or IFEVAL_TOKENS, loaded.max_length)
     task["ifeval"].set_config(key="generation_kwargs", value={"max_gen_toks": tokens}, update=True)
     lm = lm_eval_adapter.EngineLM(loaded, engine, max_gen_toks=tokens, seed=seed, progress=progress)
-    run = lm_eval_adapter.run_lm_eval(lm, task, limit=limit, chat=True)
+    run = lm_eval_adapter.run_lm_eval(lm, task, limit=limit)
     samples = run["samples"]["ifeval"]
     answers = [replace(lm.answers[s["arguments"][0][0]], text=str(s["filtered_resps"][0])) for s in samples]
     result = graded([prompt_of(sample["doc"]) for sample in samples], answers, "ifeval")

@@ -63,8 +63,8 @@ def prompts() -> list[Prompt]:
 
 
 def roll(loaded: Loaded, prompts: list[Prompt], *, seed: int = 0, samples: int = 1) -> list[Rollout]:
-    engine = TransformersEngine(loaded)
-    return rollouts(loaded.chat, engine, prompts, max_new_tokens=12, samples=samples, seed=seed)
+    repeated = [prompt for prompt in prompts for _ in range(samples)]
+    return rollouts(loaded.chat, TransformersEngine(loaded), repeated, max_new_tokens=12, seed=seed)
 
 
 def sampled(prompt: int, *response: int) -> Rollout:

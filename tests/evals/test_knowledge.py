@@ -204,9 +204,11 @@ def test_windows_score_every_token_once(
     assert text_windows(loaded, "", size) == []
 
 
-def test_small_windows_cost_bits_but_stay_close(loaded: Loaded) -> None:
+def test_small_windows_cost_bits_but_stay_close(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "The harbour office opens at seven, and the first ferry leaves a quarter of an hour later. " * 8
-    whole, cut = bits_per_byte(loaded, [text]), bits_per_byte(loaded, [text], window=64)
+    whole = bits_per_byte(loaded, [text])
+    monkeypatch.setattr(knowledge, "LONGEST_WINDOW", 64)
+    cut = bits_per_byte(loaded, [text])
     assert cut.score.value == pytest.approx(whole.score.value, rel=0.2)
     assert cut.score != whole.score
 
