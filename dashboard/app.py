@@ -32,14 +32,11 @@ from dashboard.pages import ask
 from dashboard.tracker_source import Source
 from db import DatabaseError, queries
 
-# The web server around the pages: access, security headers, downloads.
-
 SESSIONS = 24
 """Number of open pages whose state is kept, up to three megabytes each; a page whose state was evicted is sent in full
 at its next tick."""
-
-_ASK = {"www-authenticate": 'Basic realm="Recovery", charset="UTF-8"'}
-
+PORTS_TRIED = 20
+_CHALLENGE = {"www-authenticate": 'Basic realm="Recovery", charset="UTF-8"'}
 _FORGED = (b"x-forwarded-host", b"x-gradio-server")
 
 
@@ -124,7 +121,7 @@ class Guard:
         if user is None:
             user = await asyncio.to_thread(self.access.user, key)
         if user is None:
-            return PlainTextResponse("a user name and a password are required", 401, HEADERS | _ASK)
+            return PlainTextResponse("a user name and a password are required", 401, HEADERS | _CHALLENGE)
         scope.setdefault("state", {})["user"] = user
         if not is_used(scope["path"]):
             return PlainTextResponse("there is no such page", 404, HEADERS)
@@ -234,9 +231,6 @@ def _theme() -> gr.themes.Base:
         block_shadow="none",
         block_padding="0px",
     )
-
-
-PORTS_TRIED = 20
 
 
 def build_app(database_url: str | Path | URL, access: Access | None = None, workspace: Path | None = None) -> FastAPI:

@@ -358,7 +358,7 @@ def _has_both(overview: Overview, step: Measured) -> bool:
 
 def _place(overview: Overview, step: Measured) -> tuple[float, float]:
     knowledge, following = overview.shared_knowledge(step), step.scores.instruction_following
-    assert knowledge is not None and following is not None  # callers check _both() first
+    assert knowledge is not None and following is not None  # callers check _has_both() first
     return knowledge.value, following.value
 
 

@@ -113,10 +113,10 @@ def memory(size: float) -> str:
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
 
 
-def short_path(path: str, parts: int = 2) -> str:
+def short_path(path: str) -> str:
     """Return the end of a long path: ``/home/me/work/corpora/q1`` as ``…/corpora/q1``."""
     pieces = path.split("/")
-    return path if len(pieces) <= parts + 1 else "…/" + "/".join(pieces[-parts:])
+    return path if len(pieces) <= 3 else "…/" + "/".join(pieces[-2:])
 
 
 # Responses side by side, with differences from the first one marked.

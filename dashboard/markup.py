@@ -29,7 +29,6 @@ WEIGHTS = (400, 700)
 INK = "#5b6675"  # text and lines inside figures; the style sheet adapts them to the dark theme
 GRID = "#e4e8ee"
 
-
 LOGO = (
     '<svg viewBox="0 0 32 20" width="32" height="20" aria-hidden="true"><path d="M1.5 4 L9 16 L16 5 L23 15 L30.5 4" '
     'fill="none" stroke="#2f86d6" stroke-width="2.6" stroke-linecap="round" stroke-linejoin="round"/></svg>'
@@ -286,10 +285,9 @@ def select(name: str, label: str, options: Mapping[str, str], chosen: str) -> st
     return f'<label>{esc(label)}<select name="{name}">{shown}</select></label>'
 
 
-_DIRECTIONS = ("← Previous", "Next →")
-
-
-def neighbours(name: str, where: str, before: str, after: str, words: tuple[str, str] = _DIRECTIONS) -> str:
+def neighbours(
+    name: str, where: str, before: str, after: str, words: tuple[str, str] = ("← Previous", "Next →")
+) -> str:
     """Return links to the addresses ``before`` and ``after`` what is shown; the keys [ and ] follow them."""
     parts = [f'<a rel="prev" href="{esc(before)}">{words[0]}</a>'] if before else []
     parts.append(f"<span>{where}</span>")

@@ -30,7 +30,7 @@ SHARES = {
     "known/declined": "known questions declined",
     "known/answered": "known questions answered with a value",
 }
-KNOWS_NOT = "Knows what it does not know"
+KNOWS_NOT = "Questions that no document answers"
 ABOUT_UNANSWERABLE = (
     "Questions of the same forms about what no document holds, made from the documents: a value is confabulated. "
     "Neither: the reply repeats the question, is empty or has no word. Beside them, by the same rules, the questions "

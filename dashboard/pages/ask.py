@@ -51,11 +51,7 @@ def build(page: gr.Blocks, source: Source, asker: Asker) -> None:
 
 
 def _show(source: Source) -> list[Any]:
-    try:
-        checkpoints = _available(source)
-        missing = _unavailable(source, checkpoints)
-    except DatabaseError as error:
-        return [gr.skip(), common.trouble(source, error), gr.update(visible=False), gr.skip()]
+    checkpoints, missing = _offered(source)
     if missing:
         return [gr.skip(), missing, gr.update(visible=False), gr.skip()]
     chosen = [one.name for one in asked_first(checkpoints)]
@@ -67,33 +63,29 @@ def _show(source: Source) -> list[Any]:
     ]
 
 
-def _available(source: Source) -> list[Checkpoint]:
-    """Return the checkpoints of the workspace's own experiment that have weights, oldest first."""
-    experiment = queries.experiment(source.database(), source.own)
-    if experiment is None:
-        return []
-    return [one for one in queries.checkpoints(source.database(), experiment.id) if one.has_weights]
-
-
-def _unavailable(source: Source, checkpoints: Sequence[Checkpoint]) -> str:
-    """Return a notice if no checkpoint is available, else an empty text."""
+def _offered(source: Source) -> tuple[list[Checkpoint], str]:
+    """Return the checkpoints of the workspace's own experiment that have weights, oldest first, and a notice if there
+    is none to ask.
+    """
+    try:
+        experiment = queries.experiment(source.database(), source.own)
+        known = queries.checkpoints(source.database(), experiment.id) if experiment is not None else []
+    except DatabaseError as error:
+        return [], common.trouble(source, error)
+    checkpoints = [one for one in known if one.has_weights]
+    missing = ""
     if source.workspace() is None:
         text = f"Models are stored in a workspace; {source.shown} does not belong to one. In a workspace, use:"
-        return markup.notice("No workspace for this database", text, ["recover ask 'Write two words.'"])
-    if not checkpoints:
+        missing = markup.notice("No workspace for this database", text, ["recover ask 'Write two words.'"])
+    elif not checkpoints:
         text = "The workspace has none, or all were pruned. Create one with:"
-        return markup.notice("No checkpoint with weights", text, ["recover midtrain --docs ./my-documents"])
-    return ""
+        missing = markup.notice("No checkpoint with weights", text, ["recover midtrain --docs ./my-documents"])
+    return checkpoints, missing
 
 
 def _ask(source: Source, asker: Asker, prompt: str, chosen: Sequence[str], tokens: int | None) -> Iterator[str]:
     """Yield progress while a prompt is running, then the answers or an error."""
-    try:
-        checkpoints = _available(source)
-        missing = _unavailable(source, checkpoints)
-    except DatabaseError as error:
-        yield common.trouble(source, error)
-        return
+    checkpoints, missing = _offered(source)
     workspace = source.workspace()
     if missing or workspace is None:
         yield missing

@@ -131,8 +131,6 @@ PLANE_KEYS = (
     ("diamond", "currentColor", "mean"),
     ("ring", markup.BASE, "norm of the mean under random signs"),
 )
-
-
 REACH_KEYS = (
     ("circle", markup.KNOWLEDGE, "stayed stable"),
     ("triangle", markup.MIDTRAINED, "collapsed, restored to its last good state"),

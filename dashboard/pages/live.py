@@ -283,7 +283,7 @@ def _summary(
     """Return the stage's status, progress, remaining time, alarms and newest values; ``more`` are curves not shown."""
     cycle = f", cycle {stage.cycle}" if stage.cycle is not None else ""
     title = f"{STAGE_WORDS[stage.kind]}{cycle}"
-    only = f", also of those without room here ({', '.join(panel.title for panel in more)})" if more else ""
+    only = f", also of those that are not drawn here ({', '.join(panel.title for panel in more)})" if more else ""
     parts = [f"stage {stage.id}", f"started {ago(stage.started_at)}"]
     if stage.attempts > 1:
         parts.append(f"attempt {stage.attempts}")

@@ -584,8 +584,8 @@ def test_every_panel_has_a_place_on_the_page(stage: Stage) -> None:
     series = {name: [Point(1, 1.0, 1.0, 1.0, 0.0)] for panel in live.PANELS for name in panel.names}
     assert live._panels(series) == list(live.PANELS) and len(live.PANELS) < live.PANELS_SHOWN
     more = live._panels({"own_<b>": series["loss"]})
-    assert "without room here (own &lt;b&gt;)" in live._summary(stage, series, [], more)
-    assert "without room here" not in live._summary(stage, series, [])
+    assert "not drawn here (own &lt;b&gt;)" in live._summary(stage, series, [], more)
+    assert "not drawn here" not in live._summary(stage, series, [])
 
 
 def test_a_reward_has_a_panel_and_curves_of_the_geometry_page_none() -> None:

@@ -127,7 +127,7 @@ def test_the_next_step_asks_a_question_that_was_learnt(told: dict[str, Source], 
 def test_replies_to_what_no_document_holds_are_on_the_page_and_in_the_report(tmp_path: Path) -> None:
     write(tmp_path / "near.db", "good")
     source = Source(tmp_path / "near.db")
-    assert "Knows what it does not know" not in _page(source, "knowledge", {})
+    assert "Questions that no document answers" not in _page(source, "knowledge", {})
     row = newest(source.database()).cycles[0]
     shares = {"declined": 0.3, "confabulated": 0.6, "of_another_subject": 0.2, "known/answered": 0.95}
     details = {name: {"value": value, "stderr": 0.1, "n": 10} for name, value in shares.items()}
@@ -140,7 +140,7 @@ def test_replies_to_what_no_document_holds_are_on_the_page_and_in_the_report(tmp
             tracker.add_evaluation(step.checkpoint.id, suite, items=[item], **given)
     html = _page(Source(tmp_path / "near.db"), "knowledge", {})
     for cell in ('<td data-name="">Open book</td>', "30%", "60%", "10%", "20%", "95%", "–"):
-        assert cell in html.partition("Knows what it does not know")[2], cell
+        assert cell in html.partition("Questions that no document answers")[2], cell
     shown = cycle_report._unanswerable(open_readonly(tmp_path / "near.db"), row)
     (table,) = [one for one in shown if isinstance(one, Table)]
     assert [cells[:5] for cells in table.rows] == [
