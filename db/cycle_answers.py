@@ -126,7 +126,7 @@ def concluded(number: int, checkpoint: str, recorded: Mapping[str, Any], judgeme
 
 
 def _uncompared(row: CycleRow, end: Measured) -> Judged:
-    """Return levels without a claim: nothing that is stored compares the checkpoint, as it is now, with base."""
+    """Return the scores without an answer: no stored comparison is of the checkpoint and its newest evaluations."""
     sides = [one.scores if one is not None else Scores() for one in (row.base, end)]
     asked = [one.domain_knowledge_by_corpus.get(row.cycle.number) for one in sides]
     questions = (
@@ -230,7 +230,7 @@ def _broken(number: int, followed: str, suites: Mapping[str, Any], before: Mappi
     if not comparisons:
         return Answer(OTHER, UNKNOWN, "Not measured", ("No other suite was asked of both.",))
     below = [one for one in comparisons if one["high"] < 0]
-    # Graded scores have no test that could be corrected.
+    # Graded scores have no p-value that could be corrected.
     fallen = [one for one in below if one["p_adjusted"] is None or one["p_adjusted"] < ALPHA]
     if fallen:
         fallen.sort(key=lambda one: one["difference"])

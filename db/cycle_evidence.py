@@ -18,7 +18,7 @@ NOT_COMPARED = (*IN_NATS_OR_BITS, "preference", "stale_answers")
 
 # The test behind a comparison's p-values. Items of one group, such as a document, are not independent.
 PAIRED_TESTS = "exact McNemar test (the clustered score test where items share a group)"
-# Entry of a judgement of the gate: what else is to be known about it, in lines.
+# Key of the lines that explain a judgement of the gate.
 NOTES = "notes"
 # The kinds of events of a cycle: a judgement by the gate; what remains of documents that it withdrew.
 GATE, CERTIFICATE = "gate", "certificate"
@@ -100,7 +100,7 @@ def k_words(figures: Mapping[str, Any], corpus: str) -> tuple[str, str]:
 
 def knowledge_rows(recorded: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, str, str, str, str]]:
     """Return (checkpoint, corpus, gap closed, answers corrected for guessing, K, first) of what is recorded with a
-    cycle; of a single corpus not pooled, too.
+    cycle. The pooled figures are left out if there is one corpus: they are the same.
     """
     rows = []
     for checkpoint, figures in recorded.items():
@@ -156,12 +156,14 @@ def rule_row(verdict: Mapping[str, Any]) -> tuple[str, str, str, str]:
 
 
 def notes(judgement: Event) -> Sequence[str]:
-    """Return how the items that a judgement lacks are asked, and which checkpoints two releases judged."""
+    """Return the lines that explain a judgement: which command measures what it lacked, and which checkpoints were
+    measured by another release than the student.
+    """
     return judgement.data.get(NOTES, judgement.data.get("releases", ()))  # its key in earlier judgements
 
 
 class Certificate(NamedTuple):
-    """What is left of documents that a cycle withdrew, in words; ``parts`` are (claim, verdict, by what)."""
+    """What a model still has of documents that a cycle withdrew, in words; ``parts`` are (claim, verdict, by what)."""
 
     title: str
     about: str

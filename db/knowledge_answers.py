@@ -32,9 +32,9 @@ SHARES = {
 }
 KNOWS_NOT = "Questions that no document answers"
 ABOUT_UNANSWERABLE = (
-    "Questions of the same forms about what no document holds, made from the documents: a value is confabulated. "
-    "Neither: the reply repeats the question, is empty or has no word. Beside them, by the same rules, the questions "
-    "that the documents answer. Replies are judged by English phrases."
+    "Questions of the same forms, made from the documents, about something that no document holds: a reply that gives "
+    "a value is confabulated. Neither: the reply repeats the question, is empty or has no word. Known questions, which "
+    "the documents answer, are judged by the same rules for comparison. Replies are judged by English phrases."
 )
 # What became of a question by the end of a cycle, as :func:`outcome` says.
 OUTCOMES = {

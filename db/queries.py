@@ -306,7 +306,8 @@ def _gather(scores: Mapping[tuple[str, int | None], records.Score]) -> records.S
         values[suite + BY_CORPUS] = dict(sorted(corpora.items()))
     for suite in HEADLINES:
         corpora = values.get(suite + BY_CORPUS, {})
-        # Of questions the newest corpus' own score, as evaluations repeat it: a mean would be on other questions.
+        # A suite of questions shows the newest corpus' score, as evaluations do: a mean over corpora would compare
+        # checkpoints on different questions.
         newest = corpora[max(corpora)] if corpora else None
         mean = suite == "bits_per_byte"
         values[suite] = scores.get((suite, None), records.pooled(list(corpora.values())) if mean else newest)

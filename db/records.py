@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from db.agreement import score_interval
 from db.schema import DISCARDED, EVALUATE
 
-# Suites that each corpus has one of, and the suffix of the name under which their scores by corpus are.
+# Suites with a score for each corpus; with this suffix, a suite's name is that of its scores by corpus.
 BY_CORPUS = "_by_corpus"
 PER_CORPUS = (
     "domain_knowledge",
@@ -24,13 +24,14 @@ PER_CORPUS = (
 )
 # Suites of prompts with verifiable instructions: the model's own one, and IFEval's prompts.
 INSTRUCTIONS = ("instruction_following", "ifeval")
-# Details of such a suite: the share of the instructions that no constant reply follows, and an echo of the prompt's.
+# Details of such a suite: the share of instructions followed, of those that no constant reply follows; and the share
+# of these that an echo of the prompt follows.
 BEYOND_CONSTANT, ECHO = "beyond_constant", "beyond_constant_echo"
 # The part of a comparison of the suite "unanswerable": the share of replies that give no value of another subject.
 NOT_OF_ANOTHER = "no_value_of_another_subject"
 IN_NATS_OR_BITS = ("bits_per_byte", "unrelated_text", "drift")
 SUITE = "suite"  # in the details of an evaluation: the suite that it is at
-# Takes the place of a verdict for a cycle at the sizes of --trial.
+# Shown in place of a verdict on a cycle that was run with --trial, on a small part of its documents.
 TRIAL = "a trial: its figures decide nothing"
 NO_DECISION = f"{TRIAL}; run it without --trial, in another --workspace,"  # to judge it, to accept it
 HEADLINES = ("instruction_following", "domain_knowledge", "domain_knowledge_stored", "general", "bits_per_byte")
@@ -280,7 +281,7 @@ class CycleRow:
 
     @property
     def of_base(self) -> OfBase:
-        """Instruction following of the recovered checkpoint beside base's."""
+        """Instruction following of the recovered checkpoint, compared with base's."""
         return _of_base(self.recovered, self.base)
 
     @property
@@ -364,7 +365,7 @@ class Overview:
         return tuple(k for k in self.kept_corpora if k in known or all(k in own for own in asked if own))
 
     def of_base(self, measured: Measured | None) -> OfBase:
-        """Instruction following of a checkpoint beside base's."""
+        """Instruction following of a checkpoint, compared with base's."""
         return _of_base(measured, self.base)
 
     def known_before(self, checkpoint: Checkpoint) -> Score | None:

@@ -243,9 +243,9 @@ def near_miss_probe(near_miss: NearMiss) -> Probe:
 
 
 def statement_probe(gap: Gap) -> Probe | None:
-    """Return a question probe for the value that a sentence of a simple form states, None for any other sentence.
+    """Return a question probe for the value that a sentence of a simple form states.
 
-    A person would not ask for a gap in a sentence.
+    None for any other sentence: it would only give a gap to fill, which no person asks for.
     """
     question = wh_question(gap)
     if question is None:
@@ -428,13 +428,13 @@ def _lines(passage: str) -> list[str]:
 
 def _lines_in(lines: Iterable[str], documents: Iterable[Document]) -> set[str]:
     """Return the lines that occur in the documents."""
-    # normal form changes marks, not what is between them
+    # Normalising changes marks, not words: a document without the longest words of a line cannot hold it.
     keys = {line: sorted(set(re.findall(r"\w+", line)), key=len, reverse=True)[:4] for line in lines}
     hits: set[str] = set()
     if not keys:
         return hits
     for document in documents:
-        folded = without_format(document.text).casefold()  # normalising all documents would take long
+        folded = without_format(document.text).casefold()  # to normalise every document would take long
         possible = [line for line, key in keys.items() if line not in hits and all(word in folded for word in key)]
         text = _words(plain_text(document.text)) if possible else ""
         hits |= {line for line in possible if line in text}

@@ -109,9 +109,9 @@ def _score(items: Sequence[Item]) -> Score:
 
 Asked = TypeVar("Asked", Prompt, Probe)
 
-QUESTION_TOKENS = 64
-CONTROL_SHARE = 5
-FILLED, FEWEST = 100, 20
+QUESTION_TOKENS = 64  # of an answer, at most
+CONTROL_SHARE = 5  # of a selection of probes, one control probe for so many others
+FILLED, FEWEST = 100, 20  # prompts that a behaviour suite is filled up to, and below which it is skipped
 
 
 def evaluate(

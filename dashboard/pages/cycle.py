@@ -435,7 +435,7 @@ def _other_tests(source: Source, overview: Overview, row: CycleRow, end: str) ->
     which = f"of {tested}, not of {end}" if tested != end else f"not known to cover the newest evaluation of {end}"
     # The command is about the workspace's own cycles.
     how = f": run `recover report {row.cycle.number}`" if overview.experiment.name == source.own else ""
-    return markup.card("Paired tests", f"Those recorded are {which}{how}.", "", anchor="tests")
+    return markup.card("Paired tests", f"The recorded tests are {which}{how}.", "", anchor="tests")
 
 
 def _tested(one: Mapping[str, Any]) -> list[str]:
@@ -458,8 +458,8 @@ def _gate(source: Source, row: CycleRow) -> str:
         return ""
     if row.end is None or not cycle_evidence.judges(source.database(), judged, row.end.checkpoint.id):
         note = (
-            f"It judged an earlier checkpoint of this cycle than the one shown here: `recover gate {row.cycle.number}` "
-            "with its rules judges this one."
+            "The last judgement is about an earlier checkpoint of this cycle. To judge the one shown here, run "
+            f"`recover gate {row.cycle.number}` with the same rules."
         )
         return markup.card("The gate", note, "", anchor="gate")
     verdicts = judged.data.get("verdicts", [])
@@ -472,7 +472,7 @@ def _gate(source: Source, row: CycleRow) -> str:
     table = f'<div class="prose-cells">{table}</div>' + (f'<ul class="reasons">{lines}</ul>' if lines else "")
     note = f"{judged.message[:1].upper()}{judged.message[1:]}; {judged.data.get('method', '')}."
     if cycle_evidence.outdated(source.database(), judged):
-        note += f" {cycle_evidence.OUTDATED}: `recover gate {row.cycle.number}` with its rules judges that."
+        note += f" {cycle_evidence.OUTDATED}: run `recover gate {row.cycle.number}` with the same rules again."
     return markup.card("The gate", note, table, anchor="gate")
 
 

@@ -122,7 +122,7 @@ class StageData:
 
 MEASURES = (
     Measure(DENSITY, "Density", "1 if all token gradients are equally long, 1/n if one dominates", log=True),
-    Measure("geometry/bias", "Bias", "norm of the mean over mean norm; thin: random signs", "geometry/bias_null"),
+    Measure("geometry/bias", "Bias", "norm of the mean / mean norm; thin line: random signs", "geometry/bias_null"),
     Measure("geometry/top_1_percent", "Concentration", "share of the top 1 percent of the tokens"),
     Measure("geometry/shared", "Shared within a response", "share explained by one vector per response"),
 )

@@ -133,7 +133,7 @@ def test_what_the_gate_said_of_an_earlier_checkpoint_is_not_shown_as_of_the_last
             tracker.event(seen.experiment.id, "judged", kind="gate", cycle_id=row.cycle.id, data=data)
             card = cycle._gate(Source(address), row)
             assert ("ifeval &gt;= 0.5" in card) == shown
-            assert ("judged an earlier checkpoint" in card) != shown
+            assert ("is about an earlier checkpoint" in card) != shown
 
 
 def test_a_report_says_why_a_rule_did_not_pass_and_how_it_was_judged(address: Path | str, seeding: ModuleType) -> None:
