@@ -159,13 +159,13 @@ class Tracker:
     def cycle(
         self,
         experiment_id: int,
-        number: int | None = None,
+        number: int,
         *,
         documents: str | Path = "",
         corpus_hash: str = "",
         details: Any = None,
     ) -> int:
-        """Return the id of a cycle by its number, created if there is none; without a number, create the next one.
+        """Return the id of a cycle by its number, created if there is none.
 
         Given documents, hash and details replace the recorded ones.
         """
@@ -174,9 +174,6 @@ class Tracker:
         changes |= {"details": json_safe(details)} if details is not None else {}
         with self.database.writing() as connection:
             lock_experiment(connection, experiment_id)
-            if number is None:
-                newest = select(func.max(Cycle.number)).where(Cycle.experiment_id == experiment_id)
-                number = (connection.scalar(newest) or 0) + 1
             known = connection.scalar(
                 select(Cycle.id).where(Cycle.experiment_id == experiment_id, Cycle.number == number)
             )

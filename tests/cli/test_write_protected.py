@@ -25,7 +25,7 @@ def protected(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Ite
     with mounted(folder, "size=32m") as remount:
         with Session.open(Workspace(folder), model=str(tiny_model), display=Display(quiet=True)) as session:
             tracker, experiment, base = session.tracker, session.experiment_id, session.base
-            cycle = tracker.cycle(experiment, documents="./q5", corpus_hash="c" * 64)
+            cycle = tracker.cycle(experiment, 1, documents="./q5", corpus_hash="c" * 64)
             known = {"path": str(base.path), "content_hash": base.hash, "parent_id": base.id, "cycle_id": cycle}
             tracker.add_checkpoint(experiment, "cycle-1/recovered", "recovered", **known)
         remount("ro")

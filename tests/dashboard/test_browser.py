@@ -98,7 +98,7 @@ def test_hostile_text_is_shown_as_text(
         experiment = tracker.experiment(hostile, base_model=hostile)
         base = tracker.add_checkpoint(experiment, "base", "base", path=hostile)
         tracker.add_evaluation(base, "instruction_following", value=0.5, stderr=0.1, n=9)
-        tracker.cycle(experiment, documents=hostile)
+        tracker.cycle(experiment, 1, documents=hostile)
         stage = tracker.start_stage(experiment, "distill")
         stage.log(1, {hostile: 1.0})
         stage.fail(hostile)

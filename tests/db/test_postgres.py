@@ -27,7 +27,7 @@ from db import Tracker
 address, name = sys.argv[1], sys.argv[2]
 with Tracker(address, flush_seconds=0.02, heartbeat_seconds=0.1) as tracker:
     experiment = tracker.experiment("shared")
-    cycle = tracker.cycle(experiment)
+    cycle = tracker.cycle(experiment, int(name) + 1)
     with tracker.start_stage(experiment, "distill", cycle_id=cycle, seed=int(name), steps_total={STEPS}) as stage:
         print(stage.id, flush=True)
         for step in range(1, {STEPS} + 1):
@@ -149,7 +149,7 @@ def test_a_role_that_may_only_read_can_show_the_dashboard(postgres: Server, serv
     name = server_address.rpartition("/")[2]
     with Tracker(server_address) as tracker:
         experiment = tracker.experiment("one")
-        cycle = tracker.cycle(experiment, 1)
+        cycle = tracker.cycle(experiment, int(name) + 1)
         with tracker.start_stage(experiment, "distill", cycle_id=cycle) as stage:
             stage.log(1, {"loss": 1.0})
     for statement in (

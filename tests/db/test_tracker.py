@@ -30,8 +30,8 @@ def read(tracker: Tracker, stage_id: int) -> Any:
 def test_experiments_and_cycles_are_got_or_made(tracker: Tracker) -> None:
     first = tracker.experiment("default", base_model="miniature")
     assert tracker.experiment("default") == first
-    one = tracker.cycle(first, documents="q1")
-    two = tracker.cycle(first)
+    one = tracker.cycle(first, 1, documents="q1")
+    two = tracker.cycle(first, 2)
     assert tracker.cycle(first, 1, corpus_hash="abc") == one
     found = queries.cycles(tracker.database, first)
     assert [(c.id, c.number, c.documents, c.corpus_hash) for c in found] == [(one, 1, "q1", "abc"), (two, 2, "", "")]

@@ -106,7 +106,7 @@ def _two_versions(folder: Path, draw: random.Random, _counts: Mapping[str, int])
     tracker, revision = folder / "workspace" / "tracker.db", draw.choice(EARLIER)
     with Tracker(tracker) as opened:
         experiment = opened.experiment("older")
-        child, _ = holder(tracker, experiment, opened.cycle(experiment))
+        child, _ = holder(tracker, experiment, opened.cycle(experiment, 1))
     try:
         _downgrade(tracker, revision)
         before, copies = _rows(tracker), set(tracker.parent.glob("*.bak"))
