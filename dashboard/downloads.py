@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Header, HTTPException, Query, Response
+from fastapi import FastAPI, Header, HTTPException, Response
 from fastapi import Path as InPath
 
 from dashboard.access import Access
@@ -61,13 +61,11 @@ def add_routes(api: FastAPI, source: Source, access: Access) -> None:
         return _send(f"evaluation-{number}", kind, (*_SAMPLED, "headline"), _samples(source, number))
 
     @api.get("/download/overview.{kind}")
-    def overview(kind: str, experiment: str | None = Query(default=None)) -> Response:
+    def overview(kind: str, experiment: str | None = None) -> Response:
         return _send("overview", kind, _SCORED, _scores(source, experiment))
 
     @api.get("/download/{what}.{kind}")
-    def reviewed(
-        what: str, kind: str, first: str, second: str, experiment: str | None = Query(default=None)
-    ) -> Response:
+    def reviewed(what: str, kind: str, first: str, second: str, experiment: str | None = None) -> Response:
         if what not in _REVIEWED:
             raise HTTPException(404, "votes and labels are available")
         return _send(what, kind, _REVIEWED[what], _reviewed(source, what, experiment, first, second))

@@ -474,10 +474,10 @@ def series(
     stage_id: int,
     names: Sequence[str] | None = None,
     *,
-    since: int | Mapping[str, int] | None = None,
+    since: Mapping[str, int] | None = None,
     max_points: int | None = 400,
 ) -> dict[str, list[records.Point]]:
-    """Return curves of a stage by name, after the step ``since`` (one step for all curves, or one per name).
+    """Return curves of a stage by name; of those named in ``since`` the points after that step.
 
     If there are more than about ``max_points`` steps, the database averages neighbours; each point then holds the
     minimum and maximum of its group. ``max_points=None`` returns every point.
@@ -489,7 +489,7 @@ def series(
         curves: dict[str, list[records.Point]] = {row.name: [] for row in known.values()}
         ids_after: dict[int | None, list[int]] = {}  # series to be read after the same step
         for row in known.values():
-            after = since.get(row.name) if isinstance(since, Mapping) else since
+            after = since.get(row.name) if since else None
             if after is None or row.last_step > after:
                 ids_after.setdefault(after, []).append(row.id)
         for after, ids in ids_after.items():

@@ -293,8 +293,8 @@ def test_a_curve_is_fetched_in_increments(readable: Database, seeded: Any) -> No
     stage = seeded.distill[0]
     whole = queries.series(readable, stage, ["reverse_kl"])["reverse_kl"]
     assert [point.step for point in whole] == list(range(1, 61))
-    assert queries.series(readable, stage, since=57)["reverse_kl"] == whole[57:]
-    assert queries.series(readable, stage, since=60)["reverse_kl"] == []
+    assert queries.series(readable, stage, since={"reverse_kl": 57})["reverse_kl"] == whole[57:]
+    assert queries.series(readable, stage, since={"reverse_kl": 60})["reverse_kl"] == []
     assert queries.series(readable, stage, ["nothing"]) == {}
     each = queries.series(readable, stage, ["reverse_kl", "entropy"], since={"reverse_kl": 58})
     assert [point.step for point in each["reverse_kl"]] == [59, 60]
