@@ -20,9 +20,9 @@ def percent(value: float | None, digits: int = 1) -> str:
     return DASH if value is None else f"{100 * value:.{digits}f}%"
 
 
-def points(difference: float | None, digits: int = 1) -> str:
+def points(difference: float | None) -> str:
     """Format a difference of shares in percentage points, with its sign."""
-    return DASH if difference is None else cycle_answers.points(difference, digits)
+    return DASH if difference is None else cycle_answers.points(difference)
 
 
 def share(score: Score | None, digits: int = 1) -> str:

@@ -324,9 +324,9 @@ def _change(one: Mapping[str, Any]) -> str:
     return f"{one['first']:.1%} → {one['second']:.1%}, {points(one['difference'])} points ({interval})"
 
 
-def points(difference: float, digits: int = 1) -> str:
+def points(difference: float) -> str:
     """Format a difference of shares in percentage points, with its sign."""
-    shown = f"{abs(100 * difference):.{digits}f}"
+    shown = f"{abs(100 * difference):.1f}"
     return "±0" if float(shown) == 0 else f"{'+' if difference > 0 else '−'}{shown}"
 
 

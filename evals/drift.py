@@ -41,6 +41,7 @@ LEXICAL_FEATURES = 512
 ROWS_AT_ONCE = 1024
 MEDIAN_ROWS = 2048
 FIRST_POSITIONS = 16  # of a response, looked at together
+CUTS = 4  # prefix states of a rollout
 
 
 @dataclass(frozen=True)
@@ -89,12 +90,12 @@ def rollouts(
     ]
 
 
-def prefix_states(sampled: Sequence[Rollout], *, cuts: int = 4, seed: int = 0) -> list[State]:
-    """Return up to ``cuts`` states per rollout: distinct cuts, uniform over 1 to the response length, sorted."""
+def prefix_states(sampled: Sequence[Rollout], *, seed: int = 0) -> list[State]:
+    """Return up to :data:`CUTS` states per rollout: distinct cuts, uniform over 1 to the response length, sorted."""
     states = []
     for index, rollout in enumerate(sampled):
         length = len(rollout.response_ids)
-        cut_positions = np.random.default_rng([seed, index]).choice(length, size=min(cuts, length), replace=False)
+        cut_positions = np.random.default_rng([seed, index]).choice(length, size=min(CUTS, length), replace=False)
         states += [State(rollout, int(cut) + 1) for cut in np.sort(cut_positions)]
     return states
 
@@ -227,7 +228,6 @@ def drift(
     second: Sequence[Rollout],
     featuriser: Loaded,
     *,
-    cuts: int = 4,
     seed: int = 0,
     token_budget: int = 8192,
 ) -> dict[str, float]:
@@ -243,7 +243,7 @@ def drift(
     number = {prompt: index for index, prompt in enumerate(_by_prompt(first))}
     if len(number) < 2:
         raise RecoveryError(f"drift needs at least two different prompts, not {len(number)}: give more prompts")
-    sides = prefix_states(first, cuts=cuts, seed=seed), prefix_states(second, cuts=cuts, seed=seed)
+    sides = prefix_states(first, seed=seed), prefix_states(second, seed=seed)
     groups_N, groups_M = (np.array([number[state.rollout.prompt_ids] for state in states]) for states in sides)
     result: dict[str, float] = {}
     for name, (first_NF, second_MF) in {

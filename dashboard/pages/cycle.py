@@ -267,7 +267,7 @@ _ON_DOCUMENTS = {
 def cards(source: Source, overview: Overview, row: CycleRow, suite: str = "") -> str:
     """Return everything below the decision, as cards; types of instructions are of ``suite`` if it was evaluated."""
     database = source.database()
-    stages = queries.stages(database, overview.experiment.id, cycle_id=row.cycle.id, limit=200)
+    stages = queries.stages(database, overview.experiment.id, cycle_id=row.cycle.id)
     recorded = cycle_evidence.current(database, row)
     shown = (
         _types(source, overview, row, recorded, suite),
@@ -669,7 +669,7 @@ def _settings(source: Source, overview: Overview, row: CycleRow, stages: Sequenc
     earlier: Sequence[Stage] = ()
     former = next((r for r in reversed(overview.cycles) if r.cycle.number < row.cycle.number), None)
     if former:
-        earlier = queries.stages(source.database(), overview.experiment.id, cycle_id=former.cycle.id, limit=200)
+        earlier = queries.stages(source.database(), overview.experiment.id, cycle_id=former.cycle.id)
     now, before = ({one.kind: one for one in reversed(part)} for part in (stages, earlier))  # the newest of each kind
     every = [
         [stage, key, value] for kind in TRAINING if kind in now for stage, key, _, value in _changed(kind, now[kind])

@@ -102,9 +102,9 @@ def test_a_prompt_without_room_is_left_out(base: Loaded, prompts: list[Prompt]) 
 
 def test_cuts_are_different_and_uniform_over_the_response() -> None:
     many = [sampled(i, *range(10)) for i in range(3000)]
-    states = prefix_states(many, cuts=4, seed=1)
-    assert states == prefix_states(many, cuts=4, seed=1)
-    assert states != prefix_states(many, cuts=4, seed=2)
+    states = prefix_states(many, seed=1)
+    assert states == prefix_states(many, seed=1)
+    assert states != prefix_states(many, seed=2)
     cuts = np.array([state.cut for state in states]).reshape(3000, 4)
     assert (np.diff(cuts, axis=1) > 0).all()
     counts = np.bincount(cuts.ravel(), minlength=11)
@@ -113,7 +113,7 @@ def test_cuts_are_different_and_uniform_over_the_response() -> None:
 
 
 def test_short_responses_have_fewer_states() -> None:
-    states = prefix_states([sampled(7, 1, 2), sampled(8), sampled(9, 3)], cuts=4)
+    states = prefix_states([sampled(7, 1, 2), sampled(8), sampled(9, 3)])
     assert [state.ids for state in states] == [[7, 1], [7, 1, 2], [9, 3]]
 
 
@@ -139,7 +139,7 @@ def test_hidden_features_are_the_models_own_means(
     tiny_contrasting: Path, prompts: list[Prompt], token_budget: int
 ) -> None:
     loaded = load_model(tiny_contrasting, precision="float32", device="cpu")
-    states = prefix_states(roll(loaded, prompts), cuts=3)
+    states = prefix_states(roll(loaded, prompts))
     features = hidden_features(loaded, states[::-1], token_budget=token_budget)[::-1]
     for state, row in zip(states, features, strict=True):
         with torch.no_grad():
@@ -277,8 +277,8 @@ def test_drift_of_rollouts_from_themselves_is_none(base: Loaded, prompts: list[P
 
 def test_drift_is_made_of_the_distances(base: Loaded, moved: Loaded, prompts: list[Prompt]) -> None:
     first, second = roll(base, prompts, samples=2), roll(moved, prompts, samples=3, seed=1)
-    found = drift(first, second, base, cuts=2, seed=3)
-    sides = prefix_states(first, cuts=2, seed=3), prefix_states(second, cuts=2, seed=3)
+    found = drift(first, second, base, seed=3)
+    sides = prefix_states(first, seed=3), prefix_states(second, seed=3)
     owners = [np.array([hash(state.rollout.prompt_ids) for state in states]) for states in sides]
     hidden = [hidden_features(base, states) for states in sides]
     lexical = [lexical_features(base.chat, states) for states in sides]
@@ -287,8 +287,8 @@ def test_drift_is_made_of_the_distances(base: Loaded, moved: Loaded, prompts: li
         assert found[f"{name}_mmd2"] == mmd2(one, two, (owners[0], owners[1]))
         assert found[f"{name}_centroid"] == centroid_distance(one, two)
         assert found[f"{name}_sliced_wasserstein"] == sliced_wasserstein(one, two, seed=3)
-    assert found == drift(first, second, base, cuts=2, seed=3)
-    assert found != drift(first, second, base, cuts=2, seed=4)
+    assert found == drift(first, second, base, seed=3)
+    assert found != drift(first, second, base, seed=4)
 
 
 def test_what_cannot_be_measured_is_refused(base: Loaded, prompts: list[Prompt]) -> None:
