@@ -143,14 +143,13 @@ def outdated(database: Database, judgement: Event) -> bool:
         return connection.execute(select(used.id).where(used.id.in_(ids), was_repeated).limit(1)).first() is not None
 
 
-def rule_word(verdict: Mapping[str, Any]) -> str:
-    """Return a rule's verdict in a word: one that passed without comparing anything was not applied."""
-    return "not applied" if verdict["verdict"] == "pass" and not verdict["n"] else str(verdict["verdict"])
-
-
 def rule_row(verdict: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    """Return a rule, its verdict in a word, its suite, and what the verdict rests on."""
-    rule, word = str(verdict["rule"]), rule_word(verdict)
+    """Return a rule, its verdict in a word, its suite, and what the verdict rests on.
+
+    A rule that passed without comparing anything was not applied.
+    """
+    rule, word = str(verdict["rule"]), str(verdict["verdict"])
+    word = "not applied" if word == "pass" and not verdict["n"] else word
     by = str(verdict.get("reason") or "").removeprefix(f"{rule}: ").removeprefix(f"{word}: ")
     return rule, word, str(verdict.get("suite") or ""), by
 

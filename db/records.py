@@ -331,8 +331,7 @@ class Overview:
     @property
     def kept(self) -> tuple[Measured, ...]:
         """The path without checkpoints of rejected and rolled-back cycles; the whole path if nothing was kept."""
-        discarded = {row.cycle.id for row in self.cycles if row.cycle.decision in DISCARDED}
-        return tuple(step for step in self.path if step.checkpoint.cycle_id not in discarded) or self.path
+        return tuple(step for step in self.path if step.checkpoint.cycle not in self._discarded) or self.path
 
     @cached_property
     def corpora(self) -> tuple[int, ...]:
@@ -345,15 +344,14 @@ class Overview:
         Those of other cycles that were rejected or rolled back are left out: later cycles neither train on them nor ask
         about them.
         """
-        discarded = {row.cycle.number for row in self.cycles if row.cycle.decision in DISCARDED} - {checkpoint.cycle}
+        discarded = self._discarded - {checkpoint.cycle}
         last = math.inf if checkpoint.cycle is None else checkpoint.cycle
         return tuple(corpus for corpus in self.corpora if corpus not in discarded and corpus <= last)
 
     @cached_property
     def kept_corpora(self) -> tuple[int, ...]:
         """The corpora of the cycles that were not rejected or rolled back; all if none was kept."""
-        discarded = {row.cycle.number for row in self.cycles if row.cycle.decision in DISCARDED}
-        return tuple(corpus for corpus in self.corpora if corpus not in discarded) or self.corpora
+        return tuple(corpus for corpus in self.corpora if corpus not in self._discarded) or self.corpora
 
     @cached_property
     def shared_corpora(self) -> tuple[int, ...]:
@@ -386,6 +384,11 @@ class Overview:
     def shared_knowledge(self, measured: Measured) -> Score | None:
         """As :meth:`knowledge`, on :attr:`shared_corpora`; without any, on those up to the checkpoint's own cycle."""
         return self._accuracy(measured, self.shared_corpora) if self.shared_corpora else self.knowledge(measured)
+
+    @cached_property
+    def _discarded(self) -> set[int | None]:
+        """The numbers of the cycles that were rejected or rolled back."""
+        return {row.cycle.number for row in self.cycles if row.cycle.decision in DISCARDED}
 
     @property
     def _known_by_base(self) -> Mapping[int, Score]:

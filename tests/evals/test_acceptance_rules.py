@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from db.cycle_evidence import rule_word
+from db.cycle_evidence import rule_row
 from evals.acceptance import Verdict, judge_all
 from evals.acceptance_rules import Need, Rule, needs, parse_rule
 from evals.contrasts import paired_contrast
@@ -178,7 +178,7 @@ def test_what_no_document_answers(base: int | None, student: int | None, verdict
     rule = parse_rule("unanswerable >= base - 10")
     found = judge(rule, evidence("unanswerable/2", 2, **asked))
     assert (found.verdict, found.suite) == (verdict, "unanswerable/2") and words in found.reason
-    assert rule_word(vars(found)) == ("not applied" if words.startswith("not applied") else verdict)
+    assert rule_row(vars(found))[1] == ("not applied" if words.startswith("not applied") else verdict)
     if base == 40 and student is not None:  # base repeats questions, and declines none
         asked["base"] = replace(asked["base"], declined=0)
         assert "not applied: base declines 0" in judge(rule, evidence("unanswerable/2", 2, **asked)).reason
