@@ -215,7 +215,6 @@ def look() -> dict[str, Any]:
 
 
 def _theme() -> gr.themes.Base:
-    """Return the Gradio theme."""
     return gr.themes.Base(
         primary_hue=gr.themes.colors.blue,
         neutral_hue=gr.themes.colors.slate,

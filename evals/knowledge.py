@@ -242,9 +242,9 @@ def text_windows(loaded: Loaded, text: str, size: int) -> list[tuple[list[int], 
     return pieces
 
 
-def _common_prefix(ids: Sequence[int], other: Sequence[int]) -> int:
-    """Return how many tokens at the beginning are the same."""
-    return next((i for i, (a, b) in enumerate(zip(ids, other, strict=False)) if a != b), min(len(ids), len(other)))
+def common_prefix(*rows: Sequence[int]) -> int:
+    """Return how many tokens at the beginning are the same in all rows."""
+    return next((n for n, column in enumerate(zip(*rows, strict=False)) if len(set(column)) > 1), min(map(len, rows)))
 
 
 def _choice_requests(loaded: Loaded, probes: Sequence[Probe]) -> tuple[list[Request], list[list[int]]]:
@@ -265,7 +265,7 @@ def _choice_requests(loaded: Loaded, probes: Sequence[Probe]) -> tuple[list[Requ
         stem = next(encoded)
         places.append(list(range(len(requests), len(requests) + len(probe.choices))))
         candidates = [next(encoded) for _ in probe.choices]
-        cut = min(min(_common_prefix(stem, ids), len(ids) - 1) for ids in candidates)
+        cut = min(min(common_prefix(stem, ids), len(ids) - 1) for ids in candidates)
         requests += [(prefix + ids[:cut] if cut else start, [ids[cut:]]) for ids in candidates]
     return requests, places
 

@@ -98,8 +98,7 @@ def _request(loaded: Loaded, question: str, candidates: Sequence[str]) -> Reques
         labels = [n for n, answered in enumerate(mask) if answered] or [len(ids) - 1]
         rows.append(ids[: labels[-1] + 1])
         starts.append(labels[0])
-    shared = next((n for n, column in enumerate(zip(*rows, strict=False)) if len(set(column)) > 1), min(map(len, rows)))
-    cut = min(shared, *starts)
+    cut = min(knowledge.common_prefix(*rows), *starts)
     return rows[0][:cut], [ids[cut:] for ids in rows]
 
 

@@ -246,7 +246,6 @@ def _tables(database: Database, chosen: Sequence[Named], names: Sequence[str]) -
 
 
 def _scores(chosen: Sequence[Named], names: Sequence[str], scores: Sequence[Scores | None]) -> str:
-    """Return the scores of the stages' checkpoints."""
     asked = [suite for suite in SUITES if any(getattr(one, suite[1], None) for one in scores)]
     others = sorted({name for one in scores if one is not None for name in one.others})[:OTHERS]
     if not asked and not others:

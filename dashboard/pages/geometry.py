@@ -229,7 +229,6 @@ def _page(
 
 
 def _read_stages(database: Database, named: Sequence[Named]) -> list[StageData]:
-    """Return the data of each stage."""
     wanted = [name for measure in MEASURES for name in (measure.metric, measure.null) if name] + [LARGEST]
     return [
         StageData(one, label, look, _sample(one), queries.series(database, one.stage.id, wanted, max_points=POINTS))
