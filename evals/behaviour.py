@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from evals.instruction_following import REFUSAL, as_headline, can_be_judged, details_of
-from evals.statistics import score_of
+from evals.statistics import score_of, score_of_items
 from recovery.data.checkers import check_prompts
 from recovery.data.prompt_files import load_prompts
 from recovery.errors import UsageError
@@ -57,9 +57,8 @@ class NoLoops:
         of its ``extra`` are kept.
         """
         scored = [_scored(item) for item in items]
-        score = score_of([item.score for item in scored], [item.group for item in scored])
         repeated = score_of([item.extra["repeated_4grams"] for item in scored])
-        return SuiteResult(PREFIX + self.name, score, tuple(scored), {"repeated_4grams": repeated})
+        return SuiteResult(PREFIX + self.name, score_of_items(scored), tuple(scored), {"repeated_4grams": repeated})
 
 
 def loop_in(response: str) -> int:
@@ -132,8 +131,7 @@ class Behaviour:
         answered as required, a prompt with a reference answer if the answer occurs in the response.
         """
         scored = [self._scored(item) for item in items]
-        score = score_of([item.score for item in scored], [item.group for item in scored])
-        return SuiteResult(self.suite, score, tuple(scored), details_of(scored))
+        return SuiteResult(self.suite, score_of_items(scored), tuple(scored), details_of(scored))
 
     def _is_scored(self, instruction: str) -> bool:
         return instruction.startswith(f"{self.group}:")

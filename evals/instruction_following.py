@@ -19,7 +19,7 @@ from evals import beyond_constant
 from evals.answer_matching import contains, exact_match
 from evals.beyond_constant import DETAIL, ECHO
 from evals.generation import Answer, answer, transcript
-from evals.statistics import score_of
+from evals.statistics import score_of, score_of_items
 from recovery.data.checkers import REPAIRED, check_prompts, judge, prepare
 from recovery.data.corpus.json_lines import read_records
 from recovery.errors import UsageError
@@ -148,8 +148,7 @@ def graded(prompts: Sequence[Prompt], answers: Sequence[Answer], suite: str) -> 
     checked = [item for item in items if item.extra["rule"] == "checks"]
     if not checked:  # items graded by simple rules form the headline
         items = [as_headline(item) for item in items]
-    score = score_of([item.score for item in checked or items], [item.group for item in checked or items])
-    return SuiteResult(suite, score, tuple(items), details_of(items))
+    return SuiteResult(suite, score_of_items(checked or items), tuple(items), details_of(items))
 
 
 def as_headline(item: Item, **changes: Any) -> Item:
@@ -238,14 +237,14 @@ def _check_details(items: Sequence[Item]) -> dict[str, Score]:
     ]
     groups = [row[0] for row in rows]
     details = {
-        "prompt_loose": score_of([float(item.extra["loose"]) for item in items], [item.group for item in items]),
+        "prompt_loose": score_of_items(items, (item.extra["loose"] for item in items)),
         "instruction_strict": score_of([float(row[2]) for row in rows], groups),
         "instruction_loose": score_of([float(row[3]) for row in rows], groups),
         **beyond_constant.details(items),
     }
     if any(row[1] in REPAIRED for row in rows):
         repaired = [list(map(float, item.extra.get("repaired", item.verdicts).values())) for item in items]
-        details["prompt_repaired"] = score_of([min(verdicts) for verdicts in repaired], [item.group for item in items])
+        details["prompt_repaired"] = score_of_items(items, map(min, repaired))
         details["instruction_repaired"] = score_of([verdict for verdicts in repaired for verdict in verdicts], groups)
     for instruction in sorted({row[1] for row in rows}):
         kind_rows = [row for row in rows if row[1] == instruction]

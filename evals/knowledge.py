@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from evals.answer_matching import contains, exact_match, token_f1
 from evals.generation import Answer, answer
 from evals.probes import GAPS, NATURAL, STATEMENT
-from evals.statistics import ratio_of, score_of
+from evals.statistics import ratio_of, score_of_items
 from recovery.errors import UsageError
 from recovery.lazy_import import lazily
 from recovery.models.chat_template import ChatFormat
@@ -65,8 +65,8 @@ def ask(
     items = [_question_item(probe, response) for probe, response in zip(questions, answers, strict=True)]
     main = [item for item in items if not item.extra.get("control")]
     details = {
-        "contains": _score([float(item.verdicts["contains"]) for item in main], main),
-        "f1": _score([float(item.extra["f1"]) for item in main], main),
+        "contains": score_of_items(main, (item.verdicts["contains"] for item in main)),
+        "f1": score_of_items(main, (item.extra["f1"] for item in main)),
     }
     details |= _by_form(main) | _by_group(items)
     return _result(suite, items, details)
@@ -88,7 +88,7 @@ def _by_form(items: Sequence[Item]) -> dict[str, Score]:
     natural = [item for item in items if {NATURAL, STATEMENT} & set(item.extra.get("tags", ()))]
     gaps = [item for item in items if GAPS & set(item.extra.get("tags", ()))]
     parts = {"natural": natural, "gap": gaps}
-    return {name: _score([item.score for item in part], part) for name, part in parts.items() if part}
+    return {name: score_of_items(part) for name, part in parts.items() if part}
 
 
 def _by_group(items: Sequence[Item]) -> dict[str, Score]:
@@ -100,8 +100,8 @@ def _by_group(items: Sequence[Item]) -> dict[str, Score]:
             groups.setdefault(name, []).append(item)
     details: dict[str, Score] = {}
     for name, members in groups.items():
-        details[name] = _score([item.score for item in members], members)
-        details[f"{name}/contains"] = _score([float(item.verdicts["contains"]) for item in members], members)
+        details[name] = score_of_items(members)
+        details[f"{name}/contains"] = score_of_items(members, (item.verdicts["contains"] for item in members))
     return details
 
 
@@ -128,7 +128,7 @@ def choose(
     main = [item for item in items if not item.extra.get("control")]
     chances = [1 / len(probe.choices) for probe in selected if not probe.control] or [0.0]
     details = {
-        "unnormalised": _score([float(item.verdicts["unnormalised"]) for item in main], main),
+        "unnormalised": score_of_items(main, (item.verdicts["unnormalised"] for item in main)),
         "chance": Score(math.fsum(chances) / len(chances), 0.0, len(main)),
     }
     return _result(suite, items, details)
@@ -339,9 +339,5 @@ def _result(suite: str, items: Sequence[Item], details: dict[str, Score]) -> Sui
     main = [item for item in items if not item.extra.get("control")]
     control = [item for item in items if item.extra.get("control")]
     if control:
-        details = {**details, "control": _score([item.score for item in control], control)}
-    return SuiteResult(suite, _score([item.score for item in main], main), tuple(items), details)
-
-
-def _score(values: Sequence[float], items: Sequence[Item]) -> Score:
-    return score_of(values, [item.group for item in items])
+        details = {**details, "control": score_of_items(control)}
+    return SuiteResult(suite, score_of_items(main), tuple(items), details)

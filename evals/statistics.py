@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from recovery.errors import RecoveryError
 from recovery.lazy_import import lazily
-from recovery.types import Score
+from recovery.types import Item, Score
 
 stats = lazily("scipy.stats")
 
@@ -46,6 +46,12 @@ def score_of(values: ArrayLike, groups: Sequence[str] | None = None) -> Score:
         return Score(mean, 0.0, len(array))
     stderr = math.sqrt(clusters / (clusters - 1) * float(sums @ sums)) / len(array)
     return Score(mean, stderr, len(array))
+
+
+def score_of_items(items: Sequence[Item], values: Iterable[float] | None = None) -> Score:
+    """Return :func:`score_of` the items' scores, or of one of ``values`` for each, clustered by the items' groups."""
+    scores = [item.score for item in items] if values is None else [*map(float, values)]
+    return score_of(scores, [item.group for item in items])
 
 
 def ratio_of(numerators: ArrayLike, denominators: ArrayLike) -> Score:

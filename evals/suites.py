@@ -25,14 +25,14 @@ from evals.instruction_following import refuses
 from evals.knowledge import GROUP
 from evals.open_book import OPEN_BOOK
 from evals.probes import NEAR_MISS
-from evals.statistics import score_of
+from evals.statistics import score_of_items
 from recovery.data.checkers import prepare
 from recovery.data.corpus.facts.fact import content
 from recovery.lazy_import import lazily
 from recovery.models.chat_template import ChatFormat
 from recovery.rollouts.completion_cache import CachingEngine
 from recovery.rollouts.engine import Engine, Progress
-from recovery.types import Item, Message, Probe, Prompt, Score, SuiteResult
+from recovery.types import Item, Message, Probe, Prompt, SuiteResult
 
 if TYPE_CHECKING:
     from evals.loglikelihood import Request
@@ -80,8 +80,8 @@ def measure_answer_likelihood(
     groups = [{tag.removeprefix(GROUP) for tag in probe.tags if tag.startswith(GROUP)} for probe in asked]
     details = {}
     for name in sorted(set().union(*groups)):
-        details[name] = _score([item for item, names in zip(items, groups, strict=True) if name in names])
-    return SuiteResult(suite, _score(items), tuple(items), details)
+        details[name] = score_of_items([item for item, names in zip(items, groups, strict=True) if name in names])
+    return SuiteResult(suite, score_of_items(items), tuple(items), details)
 
 
 def _request(loaded: Loaded, question: str, candidates: Sequence[str]) -> Request:
@@ -100,10 +100,6 @@ def _request(loaded: Loaded, question: str, candidates: Sequence[str]) -> Reques
         starts.append(labels[0])
     cut = min(knowledge.common_prefix(*rows), *starts)
     return rows[0][:cut], [ids[cut:] for ids in rows]
-
-
-def _score(items: Sequence[Item]) -> Score:
-    return score_of([item.score for item in items], [item.group for item in items])
 
 
 Asked = TypeVar("Asked", Prompt, Probe)
@@ -442,12 +438,9 @@ def ask_unanswerable(
         }
         extra = {"tags": [*probe.tags], "absent": probe.absent, "tokens": reply.tokens, "finished": reply.finished}
         items.append(Item(probe.id, prompts[at], reply.text, float(not invented), verdicts, probe.source, extra))
-    details = {name: _share(items, [item.verdicts[name] for item in items]) for name in items[0].verdicts}
+    details = {name: score_of_items(items, [item.verdicts[name] for item in items]) for name in items[0].verdicts}
     if answerable := [item for item in known if not item.extra.get("control")]:
-        details[KNOWN_DECLINED] = _share(answerable, [declines(item.response) for item in answerable])
-        details[KNOWN_ANSWERED] = _share(answerable, [gives_value(item.prompt, item.response) for item in answerable])
-    return SuiteResult(suite, _share(items, [not item.verdicts[CONFABULATED] for item in items]), tuple(items), details)
-
-
-def _share(items: Sequence[Item], verdicts: Sequence[bool]) -> Score:
-    return score_of([*map(float, verdicts)], [item.group for item in items])
+        details[KNOWN_DECLINED] = score_of_items(answerable, [declines(item.response) for item in answerable])
+        gave_value = [gives_value(item.prompt, item.response) for item in answerable]
+        details[KNOWN_ANSWERED] = score_of_items(answerable, gave_value)
+    return SuiteResult(suite, score_of_items(items), tuple(items), details)
