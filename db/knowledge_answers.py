@@ -93,7 +93,7 @@ def counts(row: CycleRow, corpus: int) -> bool:
 
 
 def corpora(database: Database, row: CycleRow) -> list[int]:
-    """Return the corpora of which a cycle's checkpoints or base answered stored questions."""
+    """Return the corpora about which a cycle's own checkpoints answered questions, with stored responses."""
     query = select(Evaluation.corpus).where(
         Evaluation.checkpoint_id.in_([step.checkpoint.id for step in (row.midtrained, row.recovered) if step]),
         Evaluation.suite == ASKED, Evaluation.corpus.is_not(None),
@@ -109,12 +109,10 @@ def questions(database: Database, row: CycleRow, corpus: int, cycles: Iterable[C
     Of each checkpoint its newest evaluation with stored responses counts. The other ``cycles`` tell what was right
     before, if the corpus is an earlier cycle's.
     """
-    steps = ((BASE, row.base, ASKED), (PAGE, row.base, OPEN_BOOK), (MIDTRAINED, row.midtrained, ASKED),
-             (RECOVERED, row.recovered, ASKED))  # fmt: skip
-    ids = {name: _newest(database, step.checkpoint.id, suite, corpus) for name, step, suite in steps if step}
+    ids = _evaluations(database, row, corpus, ASKED, OPEN_BOOK)
     likelihood = _newest(database, row.base.checkpoint.id, LIKELIHOOD, corpus) if row.base else None
     forms = _forms(database, likelihood)
-    rows = {name: _rows(database, number) for name, number in ids.items() if number is not None}
+    rows = {name: _rows(database, number) for name, number in ids.items()}
     asked = rows.get(RECOVERED) or rows.get(MIDTRAINED) or {}
     base, earlier = rows.get(BASE, {}), _right_before(database, row, corpus, cycles)
     return [
@@ -148,14 +146,13 @@ def unanswerable(database: Database, row: CycleRow, corpus: int) -> dict[str, tu
     """Return how many questions about what no document holds were asked, and the shares by the names of
     :data:`SHARES`, by the names of :data:`SIDES`, each of the newest evaluation.
     """
-    steps = ((BASE, row.base, UNANSWERABLE), (PAGE, row.base, WITH_PAGE), (MIDTRAINED, row.midtrained, UNANSWERABLE),
-             (RECOVERED, row.recovered, UNANSWERABLE))  # fmt: skip
-    ids = {name: _newest(database, step.checkpoint.id, suite, corpus) for name, step, suite in steps if step}
+    ids = _evaluations(database, row, corpus, UNANSWERABLE, WITH_PAGE)
     query = select(Evaluation.id, Evaluation.n, Evaluation.details).where(Evaluation.id.in_(ids.values()))
     with database.reading() as connection:
         measured = {one.id: (one.n, one.details or {}) for one in connection.execute(query)}
     replies: dict[str, tuple[int, dict[str, float]]] = {}
-    for name, (n, details) in ((name, measured[number]) for name, number in ids.items() if number is not None):
+    for name, number in ids.items():
+        n, details = measured[number]
         shares = {key: details[key]["value"] for key in SHARES if details.get(key)}
         if {"declined", "confabulated"} <= shares.keys():
             shares[NEITHER] = max(0.0, 1 - shares["declined"] - shares["confabulated"])
@@ -166,6 +163,14 @@ def unanswerable(database: Database, row: CycleRow, corpus: int) -> dict[str, tu
 def kinds(asked: Iterable[Question]) -> list[str]:
     """Return the kinds of questions, in alphabetical order."""
     return sorted({kind for question in asked for kind in question.kinds})
+
+
+def _evaluations(database: Database, row: CycleRow, corpus: int, asked: str, with_page: str) -> dict[str, int]:
+    """Return the newest evaluations by the names of :data:`SIDES`: in ``asked``, and of base also in ``with_page``."""
+    steps = ((BASE, row.base, asked), (PAGE, row.base, with_page), (MIDTRAINED, row.midtrained, asked),
+             (RECOVERED, row.recovered, asked))  # fmt: skip
+    ids = {name: _newest(database, step.checkpoint.id, suite, corpus) for name, step, suite in steps if step}
+    return {name: number for name, number in ids.items() if number is not None}
 
 
 def _newest_of(checkpoint_ids: Iterable[int], suite: str, corpus: int) -> Select[Any]:

@@ -27,8 +27,8 @@ class Entry:
     at: float
     what: str
     cycle: int | None
-    status: str = ""
-    words: str = ""
+    status: str
+    words: str
 
 
 def text(source: Source, experiment: Experiment, asked: dict[str, str]) -> str:
@@ -71,7 +71,7 @@ def _cells(entry: Entry) -> list[str]:
 def _stages(database: Database, experiment: Experiment) -> Iterator[Entry]:
     """Yield the start of every stage, and its end."""
     for stage in queries.stages(database, experiment.id, limit=SHOWN):
-        address, kind = common.live_address(experiment.name, stage), STAGE_WORDS.get(stage.kind, stage.kind)
+        address, kind = common.live_address(experiment.name, stage), STAGE_WORDS[stage.kind]
         name = f'<a href="{esc(address)}">{esc(kind)}</a>'
         again = f"attempt {stage.attempts}" if stage.attempts > 1 else ""
         yield Entry(stage.started_at, f"{name} started", stage.cycle, "", again)
