@@ -531,12 +531,6 @@ class TokenNumbers:
     tokens: tuple[Any, ...]
     numbers: tuple[float | None, ...]
 
-    @property
-    def mean(self) -> float | None:
-        """The mean over the tokens with a finite value."""
-        finite = [number for number in self.numbers if number is not None]
-        return sum(finite) / len(finite) if finite else None
-
 
 def pooled(parts: Sequence[Score]) -> Score | None:
     """Return the mean of several independent scores, each with the same weight, however many items it has: a later

@@ -118,8 +118,7 @@ def _is_scored(side: Any) -> ColumnElement[bool]:
 
 
 def _columns(side: Any) -> tuple[Any, ...]:
-    names = ("item", "group", "prompt", "response", "score", "verdicts")
-    return tuple(getattr(side, name).label(f"{name}_{id(side)}") for name in names)
+    return side.item, side.group, side.prompt, side.response, side.score, side.verdicts
 
 
 def _row(values: Sequence[Any], sides: int) -> SideBySide:

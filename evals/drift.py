@@ -46,11 +46,10 @@ CUTS = 4  # prefix states of a rollout
 
 @dataclass(frozen=True)
 class Rollout:
-    """A sampled response: token ids of the prompt and of the response (end token included), and the response's text."""
+    """A sampled response: token ids of the prompt and of the response, end token included."""
 
     prompt_ids: tuple[int, ...]
     response_ids: tuple[int, ...]
-    text: str
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ def rollouts(
     prompt_ids = [chat.prompt_ids(prompt.messages) for prompt in prompts]
     completions = generate(engine, prompt_ids, Sampling(max_new_tokens, seed=seed), window=window, progress=progress)
     return [
-        Rollout(tuple(ids), tuple(completion.ids), chat.text(completion.ids))
+        Rollout(tuple(ids), tuple(completion.ids))
         for ids, completion in zip(prompt_ids, completions, strict=True)
         if completion is not None
     ]

@@ -135,11 +135,11 @@ def _steps(rows: Sequence[TokenNumbers], place: State) -> str:
 
 def _items(rows: Sequence[TokenNumbers], place: State) -> str:
     """Return the responses of a step, as tabs with their mean divergence."""
-    links = [
-        (_at(place | {"item": row.item, "token": None}), f"{row.item} · {nats(row.mean)}", row.item == place["item"])
-        for row in rows
-        if row.step == place["step"]
-    ]
+    links = []
+    for row in rows:
+        if row.step == place["step"]:
+            to = _at(place | {"item": row.item, "token": None})
+            links.append((to, f"{row.item} · {nats(_mean([row]))}", row.item == place["item"]))
     return markup.tabs("Responses", links, labelled=True)
 
 
@@ -158,8 +158,8 @@ def _answer(database: Database, row: TokenNumbers, place: State) -> str:
     chosen = (place["token"] or 1) - 1
     start = chosen // WINDOW * WINDOW
     note = (
-        f"Step {row.step:,}, {len(row.tokens):,} tokens, mean reverse KL {nats(row.mean)} nats. Hover over a token, "
-        "or focus it with the Tab key, to see its values."
+        f"Step {row.step:,}, {len(row.tokens):,} tokens, mean reverse KL {nats(_mean([row]))} nats. Hover over a "
+        "token, or focus it with the Tab key, to see its values."
     )
     body = (
         f'{key()}<pre class="prompt" tabindex="0" aria-label="Prompt">{esc(rollout.prompt)}</pre>'
@@ -212,7 +212,7 @@ def _top_tokens(rows: Sequence[TokenNumbers], count: int) -> list[tuple[TokenNum
 
 
 def _mean(rows: Sequence[TokenNumbers]) -> float | None:
-    """Return the mean over all tokens of several rollouts."""
+    """Return the mean over all tokens of the rollouts that have a value."""
     values = [value for row in rows for value in row.numbers if value is not None]
     return sum(values) / len(values) if values else None
 

@@ -68,7 +68,7 @@ def roll(loaded: Loaded, prompts: list[Prompt], *, seed: int = 0, samples: int =
 
 
 def sampled(prompt: int, *response: int) -> Rollout:
-    return Rollout((prompt,), response, "")
+    return Rollout((prompt,), response)
 
 
 def gaussians(n: int, m: int, shift: float, width: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -88,7 +88,6 @@ def test_rollouts_are_sampled_at_temperature_one(base: Loaded, prompts: list[Pro
     direct = TransformersEngine(base).generate(prompt_ids, Sampling(12, temperature=1.0, seed=5))
     assert [list(rollout.prompt_ids) for rollout in got] == prompt_ids
     assert [list(rollout.response_ids) for rollout in got] == [completion.ids for completion in direct]
-    assert [rollout.text for rollout in got] == [base.chat.text(completion.ids) for completion in direct]
     assert got == roll(base, prompts, samples=2, seed=5)
     assert got != roll(base, prompts, samples=2, seed=6)
 
@@ -122,7 +121,7 @@ def test_short_responses_have_fewer_states() -> None:
 
 def test_lexical_features_are_hashed_words_and_pairs(base: Loaded) -> None:
     def features(*texts: str) -> np.ndarray:
-        states = [State(Rollout(tuple(base.chat.control.encode(text)), (), ""), 0) for text in texts]
+        states = [State(Rollout(tuple(base.chat.control.encode(text)), ()), 0) for text in texts]
         return lexical_features(base.chat, states)
 
     rows = features("the small boat", "The small, boat!", "<|im_start|>the small<|im_end|> boat", "green mast", "?!")
@@ -385,7 +384,7 @@ def test_kl_on_texts_counts_every_token_once(tiny_llama: Path, make_tiny: Callab
     start = [base.tokenizer.bos_token_id]
     values, groups = [], []
     for index, text in enumerate(texts):
-        row = naive_kl(base, other, Rollout(tuple(start), tuple(base.chat.encode(text)), ""))
+        row = naive_kl(base, other, Rollout(tuple(start), tuple(base.chat.encode(text))))
         values += row
         groups += [str(index)] * len(row)
     wanted, found = score_of(values, groups), text_kl(base, other, texts)
@@ -404,7 +403,7 @@ def test_kl_on_a_long_text_is_read_in_windows(base: Loaded, moved: Loaded, monke
     values = [
         value
         for context, continuation in text_windows(base, text, 16)
-        for value in naive_kl(base, moved, Rollout(tuple(context), tuple(continuation), ""))
+        for value in naive_kl(base, moved, Rollout(tuple(context), tuple(continuation)))
     ]
     found = text_kl(base, moved, [text])
     assert found.n == len(values) == len(tokens)
