@@ -83,8 +83,6 @@ class Stage:
     details: Mapping[str, Any]
     seed: int | None
     attempts: int
-    pid: int | None
-    heartbeat_at: float
     silent_seconds: float
     started_at: float
     finished_at: float | None
@@ -450,7 +448,6 @@ class Evaluation:
     checkpoint_id: int
     stage_id: int | None
     suite: str
-    name: str
     corpus: int | None
     value: float | None
     stderr: float | None
@@ -463,7 +460,6 @@ class Evaluation:
 class Sample:
     """One item of an evaluation."""
 
-    id: int
     item: str
     group: str
     prompt: str
@@ -512,10 +508,6 @@ class Event:
 class TokenScores:
     """A rollout with values per token."""
 
-    id: int
-    stage_id: int
-    step: int
-    item: str
     prompt: str
     tokens: tuple[Any, ...]
     values: Mapping[str, Any]

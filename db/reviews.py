@@ -83,7 +83,6 @@ class ReviewRow:
     suite: str
     scope: str
     seed: int
-    created_at: float
 
 
 @dataclass(frozen=True)
@@ -93,13 +92,9 @@ class VoteRow:
     ``current`` is whether its two responses are those of the checkpoints' newest evaluations of the suite.
     """
 
-    id: int
-    review_id: int
     suite: str
     scope: str
     seed: int
-    first_id: int
-    second_id: int
     item: str
     key: str
     group: str
@@ -122,7 +117,6 @@ class VoteRow:
 class LabelRow:
     """A reviewer's label of a lost answer, with the texts that it is about; ``current`` is that of a vote."""
 
-    id: int
     suite: str
     item: str
     prompt: str

@@ -33,7 +33,6 @@ class Answer:
     """The response of one checkpoint, and the verdict on each instruction."""
 
     response: str
-    score: float | None
     verdicts: Mapping[str, Any]
 
 
@@ -42,7 +41,6 @@ class SideBySide:
     """An item and its responses in the order of the evaluations; None for an evaluation without the item."""
 
     item: str
-    group: str
     prompt: str
     answers: tuple[Answer | None, ...]
 
@@ -118,15 +116,13 @@ def _is_scored(side: Any) -> ColumnElement[bool]:
 
 
 def _columns(side: Any) -> tuple[Any, ...]:
-    return side.item, side.group, side.prompt, side.response, side.score, side.verdicts
+    return side.item, side.prompt, side.response, side.verdicts
 
 
 def _row(values: Sequence[Any], sides: int) -> SideBySide:
-    parts = [values[6 * at : 6 * at + 6] for at in range(sides)]
-    item, group, prompt = parts[0][:3]
-    return SideBySide(
-        item, group, prompt, tuple(None if p[0] is None else Answer(p[3], p[4], p[5] or {}) for p in parts)
-    )
+    parts = [values[4 * at : 4 * at + 4] for at in range(sides)]
+    item, prompt = parts[0][:2]
+    return SideBySide(item, prompt, tuple(None if p[0] is None else Answer(p[2], p[3] or {}) for p in parts))
 
 
 def _has_fate(fate: str, kind: str | None, first: Any, middle: Any, last: Any) -> ColumnElement[bool]:

@@ -12,7 +12,7 @@ from tests.dashboard.test_markup import Reader
 
 
 def rollout(tokens: list[str], **values: Any) -> TokenScores:
-    return TokenScores(1, 2, 3, "0, base", "prompt", tuple(tokens), values)
+    return TokenScores("prompt", tuple(tokens), values)
 
 
 @pytest.mark.parametrize(

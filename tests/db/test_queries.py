@@ -412,7 +412,7 @@ def test_one_number_of_each_token_is_read_without_the_rest(address: Path | str) 
         tracker.add_token_scores(stage.id, 8, [{"item": "0", "tokens": ["a"], "values": {"entropy": [1.0]}}])
         assert queries.token_numbers(tracker.database, stage.id)[-1].numbers == ()
         whole = queries.rollout(tracker.database, rows[0].id)
-        assert whole is not None and (whole.step, whole.values["top"][0]) == (2, [["a", 1.0]])
+        assert whole is not None and whole.values["top"][0] == [["a", 1.0]]
         assert queries.rollout(tracker.database, 999) is None
 
 
