@@ -158,16 +158,10 @@ def build(page: gr.Blocks, source: Source, _access: Access) -> None:
 
 
 def _card_outputs(panels: Sequence[tuple[str, Any]], count: int) -> list[Any]:
-    """Return the outputs of ``count`` cards from (title, figure)."""
-    empty = count - len(panels)
-    return [
-        *(gr.update(visible=True) for _ in panels),
-        *(gr.update(visible=False) for _ in range(empty)),
-        *(title for title, _ in panels),
-        *([""] * empty),
-        *(figure for _, figure in panels),
-        *([None] * empty),
-    ]
+    """Return the outputs of ``count`` cards: those of (title, figure), then hidden ones."""
+    cards = [*panels, *[("", None)] * (count - len(panels))]
+    visible = [gr.update(visible=at < len(panels)) for at in range(count)]
+    return [*visible, *(title for title, _ in cards), *(figure for _, figure in cards)]
 
 
 def _message(message: str, header: Any = None, choice: Any = None) -> list[Any]:
