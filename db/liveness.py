@@ -76,12 +76,12 @@ def is_dead(row: Any, moment: float) -> bool:
 
 def has_ended(where: str, pid: int | None, pid_started: str) -> bool:
     """Whether the process is known to be gone: it ran on this machine and no longer exists."""
-    if pid is None or where != place() or sys.platform == "win32":
+    if pid is None or where != place():
         return False
     fields = _stat_fields(pid)
     if fields:
-        ended = fields[0] in "ZX"
-        return ended or bool(pid_started and len(fields) > 19 and fields[19] != pid_started)
+        reused = bool(pid_started and len(fields) > 19 and fields[19] != pid_started)
+        return fields[0] in "ZX" or reused
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
