@@ -539,8 +539,6 @@ def test_alarms_are_reported_while_they_last(running: Any) -> None:
 
 def test_a_stage_that_has_gone_silent_is_reported(stage: Stage) -> None:
     assert live._alarms(stage, []) == ""
-    ahead = dataclasses.replace(stage, heartbeat_at=time.time() - 95)  # by a clock that differs from the database's
-    assert live._alarms(ahead, []) == ""
     silent = dataclasses.replace(stage, silent_seconds=95.0)
     assert "No heartbeat" in live._alarms(silent, []) and "recover resume" in live._alarms(silent, [])
     assert live._alarms(dataclasses.replace(silent, status="interrupted"), []) == ""
