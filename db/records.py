@@ -448,6 +448,7 @@ class Evaluation:
     checkpoint_id: int
     stage_id: int | None
     suite: str
+    name: str
     corpus: int | None
     value: float | None
     stderr: float | None
