@@ -652,7 +652,7 @@ def _cost(overview: Overview, stages: Sequence[Stage]) -> str:
             esc(stage.stopped or stage.status),
             f"{stage.steps:,}" if stage.steps else DASH,
             *common.spent_tokens(stage),
-            DASH if (taken := flops(stage)) is None else f"{taken:.1e}",
+            f"{taken:.1e}" if (taken := flops(stage)) else DASH,
             esc(duration(stage.wall_seconds)),
             common.peak_memory(stage),
         ]

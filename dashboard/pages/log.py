@@ -17,7 +17,7 @@ from db.records import Experiment
 NAME = "Log"
 SHOWN = 200
 TONES = {"finished": "good", "interrupted": "warn", "failed": "bad", "accepted": "good", "rejected": "bad",
-         "rolled_back": "warn", "warning": "warn", "error": "bad"}  # fmt: skip
+         "rolled_back": "bad", "warning": "warn", "error": "bad"}  # fmt: skip
 
 
 @dataclass(frozen=True)
