@@ -132,8 +132,8 @@ def main() -> int:
         header = ("command", "CPU seconds", "range", "limit", "within", "heavy packages imported")
         about = (
             f"CPU time, user and system, of whole processes, the median of {options.runs} runs, in a workspace with "
-            f"one cycle on the miniature; Python alone takes {empty:.2f} s. The last four name what does not exist, "
-            "which is reported before torch is imported."
+            f"one cycle on the miniature; Python alone takes {empty:.2f} s. What does not exist (nowhere, nosuch) "
+            "is reported before torch is imported."
         )
         body = f"{about}\n\n{_report.table(header, rows)}"
         data = [dict(zip(header, row, strict=True)) for row in rows]
