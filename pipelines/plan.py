@@ -86,7 +86,7 @@ def _config_of(path: Path) -> dict[str, Any]:
 
 def tokenizer_of(model: str) -> Any:
     """Return the tokenizer of a folder or a GGUF file; None if there is none."""
-    folder = WEIGHTS if model == MINIATURE else Path(model)
+    folder = WEIGHTS if model == MINIATURE and not Path(model).exists() else Path(model)
     if is_gguf(folder):
         return conversion.tokenizer_of(folder)
     if folder.is_dir() and any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):

@@ -131,10 +131,7 @@ def start_without(session: Session, withdrawal: Withdrawal) -> tuple[Checkpoint,
         start = next(one for one in line if (one.cycle or 0) < number)
         if start.path.exists():  # else it was pruned
             return start, [k for k in trained if k >= number]
-    raise UsageError(
-        f"no checkpoint without {name} is left: {start.name} is not in {start.path}: put the folder back, or name the "
-        f"clean model where it is now (recover status --model FOLDER)"
-    )
+    raise UsageError(f"no checkpoint without {name} is left: {start.name} is not in {start.path}: put the folder back")
 
 
 def taught(session: Session, removed: Withdrawal) -> tuple[list[Fact], list[tuple[str, list[int]]]]:

@@ -110,7 +110,7 @@ def check_rules(session: Session, rules: Sequence[Rule], config: EvalConfig, fir
 def _names_of(task: str) -> set[str]:
     """Return the names by which a rule can mean a value of --task: of a YAML file its own name and that inside it."""
     path = Path(task)
-    if path.suffix != ".yaml":
+    if path.suffix not in (".yaml", ".yml"):
         return {task.partition("=")[0]}
     try:
         named = re.findall(r"^task:\s*['\"]?([\w.-]+)", read_text(path), re.MULTILINE)

@@ -67,7 +67,7 @@ def planned(
         rows.append(PlanRow(f"arm {name}", MIDTRAIN, seconds, total_of(others)[1]))
     if seeds > 1:
         seconds, peak = total_of(rows)
-        rows.append(PlanRow(f"{seeds - 1} more seeds", MIDTRAIN, (seeds - 1) * seconds, peak))
+        rows.append(PlanRow(f"{seeds - 1} more seed{'s' * (seeds > 2)}", MIDTRAIN, (seeds - 1) * seconds, peak))
     return rows, estimated.free
 
 

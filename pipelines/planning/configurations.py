@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from pipelines.planning.activations import Setup, Speed, published, this_machine
+from pipelines.planning.activations import CPU_UTILISATION, Setup, Speed, published, this_machine
 from pipelines.planning.memory import (
     USUAL_PROMPT,
     Memory,
@@ -108,7 +108,7 @@ def _this_cpu(tflops: float | None, utilisation: float | None) -> Card:
     precision = pick_precision("auto", torch.device("cpu"))
     speed = this_machine("cpu", precision, utilisation)
     if tflops is not None:
-        speed = dataclasses.replace(speed, operations=tflops * 1e12 * (utilisation or 1.0))
+        speed = dataclasses.replace(speed, operations=tflops * 1e12 * (utilisation or CPU_UTILISATION))
     return Card("this machine's CPU", total_memory("cpu"), speed, str(precision).removeprefix("torch."), gpu=False)
 
 

@@ -372,9 +372,10 @@ def test_lines_of_an_earlier_judgement_are_shown() -> None:
     assert list(notes(earlier)) == ["of two releases"]
 
 
-def test_a_rule_names_a_task_of_a_yaml_file_by_either_name(session: Session, tmp_path: Path) -> None:
-    (tmp_path / "own.yaml").write_text("task: 'my_own'\n")
-    config = EvalConfig(tasks=(str(tmp_path / "own.yaml"), "arc=x.jsonl"))
+@pytest.mark.parametrize("suffix", ["yaml", "yml"])
+def test_a_rule_names_a_task_of_a_yaml_file_by_either_name(session: Session, tmp_path: Path, suffix: str) -> None:
+    (tmp_path / f"own.{suffix}").write_text("task: 'my_own'\n")
+    config = EvalConfig(tasks=(str(tmp_path / f"own.{suffix}"), "arc=x.jsonl"))
     rules = [f"retention({name}) >= base" for name in ("own", "my_own", "arc", "their_own")]
     check_rules(session, rules_of(rules[:3], session), config, 1, 1)
     with pytest.raises(UsageError, match="nothing measures their_own"):

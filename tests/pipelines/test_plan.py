@@ -215,11 +215,12 @@ def test_a_t4_trains_in_float32_and_cards_have_what_they_report(tiny_qwen3: Path
 
 
 def test_a_faster_card_takes_less_time(tiny_qwen3: Path) -> None:
-    def seconds(**more: float) -> float:
-        return make_plan(str(tiny_qwen3), "24", document_mb=100, **more).cards[0].choices[0].seconds["mid-training"]
+    def seconds(card: str = "24", **more: float) -> float:
+        return make_plan(str(tiny_qwen3), card, document_mb=100, **more).cards[0].choices[0].seconds["mid-training"]
 
     assert seconds(tflops=100) == pytest.approx(2 * seconds(tflops=200))
     assert seconds(utilisation=0.2) == pytest.approx(2 * seconds())
+    assert seconds("cpu", tflops=1) == pytest.approx(seconds("cpu", tflops=1, utilisation=0.5)), "as the help says"
 
 
 def test_the_command_prints_json(tiny_qwen3: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
