@@ -118,17 +118,7 @@ def train(
     saved = RunState(states, params, optimizers, averaged, resumables)
     saved.restore(state := Position())
     saving = Saving(saved, settings, hooks)
-    updates = Updates(
-        loaded,
-        objective,
-        settings,
-        params,
-        optimizers,
-        instrumentation,
-        should_stop,
-        settings.token_budget,
-        hooks.smaller,
-    )
+    updates = Updates(loaded, objective, settings, params, optimizers, instrumentation, should_stop, hooks.smaller)
 
     def on_main(work: Callable[[], T]) -> T:
         """Run ``work`` in the main process; with helpers all have the whole model, unless it is not gathered."""

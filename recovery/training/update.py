@@ -66,8 +66,11 @@ class Updates:
     optimizers: list[torch.optim.Optimizer]
     instrumentation: Instrumentation | None
     should_stop: Callable[[], bool]
-    token_budget: int
     on_smaller: Callable[[int, int], None]
+    token_budget: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.token_budget = self.settings.token_budget
 
     def abandon(self) -> None:
         """Abandon the current step; the weights are unchanged."""
