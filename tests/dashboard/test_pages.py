@@ -211,7 +211,7 @@ def test_the_drift_card_has_every_figure_of_a_report(address: Path | str, seedin
         found = newest(tracker.database)
         assert found.cycles[0].end is not None
         end = found.cycles[0].end.checkpoint.id
-        tracker.add_evaluation(end, "drift", value=0.25, stderr=0.01, n=400, details=report.to_json())
+        tracker.add_evaluation(end, "drift", value=0.25, stderr=0.01, n=400, details=dataclasses.asdict(report))
     card = cycle._drift(Source(address), found.cycles[0])
     assert "None" not in card and card.count("<tr>") == 1 + 2 + 2 + 2 + 4
     for shown in ("lexical mmd2", "0.1250", "0.0125", "0.2304 to 0.2696, n = 400", "tokens 17 to 24", "0.0625"):

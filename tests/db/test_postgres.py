@@ -149,7 +149,7 @@ def test_a_role_that_may_only_read_can_show_the_dashboard(postgres: Server, serv
     name = server_address.rpartition("/")[2]
     with Tracker(server_address) as tracker:
         experiment = tracker.experiment("one")
-        cycle = tracker.cycle(experiment, int(name) + 1)
+        cycle = tracker.cycle(experiment, 1)
         with tracker.start_stage(experiment, "distill", cycle_id=cycle) as stage:
             stage.log(1, {"loss": 1.0})
     for statement in (

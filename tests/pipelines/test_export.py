@@ -131,7 +131,7 @@ def test_a_file_is_quantised_and_says_which_types_its_tensors_have(session: Sess
     assert header.metadata[CHECKPOINT] == written["name"]
     assert header.metadata[CONTENT_HASH] == session.resolve(str(model)).hash
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["m.Modelfile", "m.gguf"]
-    assert (tmp_path / "out" / "m.Modelfile").read_text().startswith("FROM ./m.gguf\nTEMPLATE ")
+    assert (tmp_path / "out" / "m.Modelfile").read_text().startswith("FROM ./m.gguf\n#")
 
 
 def test_what_llama_cpp_refuses_is_one_line(tmp_path: Path) -> None:
