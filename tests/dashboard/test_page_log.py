@@ -103,7 +103,7 @@ def test_every_entry_has_its_cycle_status_and_note_in_the_order_of_time(tracker:
         [f"{link(recovery.id, 'Recovery')} ended", "7", chip("bad", "failed"), "out of memory; 1,234 steps in 12 s"],
         ["Decision by Ann", "7", chip("bad", "rejected"), "it forgot too much"],
         ["Checkpoint cycle-7/recovered", "7", "", "from base; pruned on 2026-01-02"],
-        ["Decision by Bo", "7", chip("warn", "rolled back"), ""],
+        ["Decision by Bo", "7", chip("bad", "rolled back"), ""],
         [f"{link(recovery.id, 'Recovery')} started", "7", "", "attempt 2"],
         [f"{link(midtraining.id, 'Mid-training')} ended", "7", chip("good", "finished"), "plateau; 20 steps in 40 s"],
         ["Disk space", "7", chip("warn", "warning"), "the disk is nearly full"],
