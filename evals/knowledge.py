@@ -19,7 +19,7 @@ from evals.probes import GAPS, NATURAL, STATEMENT
 from evals.statistics import ratio_of, score_of_items
 from recovery.errors import UsageError
 from recovery.lazy_import import lazily
-from recovery.models.chat_template import ChatFormat
+from recovery.models.chat_template import ChatFormat, common_prefix
 from recovery.rollouts.engine import Engine, Progress
 from recovery.types import Item, Message, Probe, Score, SuiteResult
 
@@ -240,11 +240,6 @@ def text_windows(loaded: Loaded, text: str, size: int) -> list[tuple[list[int], 
         context = tokens[max(0, start - (size - step - len(special))) : start]
         pieces.append(([*special, *context], tokens[start : start + step]))
     return pieces
-
-
-def common_prefix(*rows: Sequence[int]) -> int:
-    """Return how many tokens at the beginning are the same in all rows."""
-    return next((n for n, column in enumerate(zip(*rows, strict=False)) if len(set(column)) > 1), min(map(len, rows)))
 
 
 def _choice_requests(loaded: Loaded, probes: Sequence[Probe]) -> tuple[list[Request], list[list[int]]]:

@@ -29,7 +29,7 @@ from evals.statistics import score_of_items
 from recovery.data.checkers import prepare
 from recovery.data.corpus.facts.fact import content
 from recovery.lazy_import import lazily
-from recovery.models.chat_template import ChatFormat
+from recovery.models.chat_template import ChatFormat, common_prefix
 from recovery.rollouts.completion_cache import CachingEngine
 from recovery.rollouts.engine import Engine, Progress
 from recovery.types import Item, Message, Probe, Prompt, SuiteResult
@@ -98,7 +98,7 @@ def _request(loaded: Loaded, question: str, candidates: Sequence[str]) -> Reques
         labels = [n for n, answered in enumerate(mask) if answered] or [len(ids) - 1]
         rows.append(ids[: labels[-1] + 1])
         starts.append(labels[0])
-    cut = min(knowledge.common_prefix(*rows), *starts)
+    cut = min(common_prefix(*rows), *starts)
     return rows[0][:cut], [ids[cut:] for ids in rows]
 
 

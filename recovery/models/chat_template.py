@@ -214,7 +214,7 @@ class ChatFormat:
                 mask += [False] * len(piece)
             else:
                 # A token that also holds the beginning of the answer is marked.
-                start = _common_prefix(ids, self.control.encode(rendered + text[:answer])) - len(mask) if answer else 0
+                start = common_prefix(ids, self.control.encode(rendered + text[:answer])) - len(mask) if answer else 0
                 mask += self._until_end(piece, max(0, start))
             rendered += text
         return ids, mask
@@ -435,7 +435,7 @@ class ChatFormat:
                 f"the chat template of {self.tokenizer.name_or_path} leaves out the assistant's answers, so none can "
                 f"be imitated: correct chat_template.jinja there, or use another model"
             )
-        begin = 0 if turn == other_turn else _common_prefix(turn, other_turn)
+        begin = 0 if turn == other_turn else common_prefix(turn, other_turn)
         if thought_in(last["content"]):  # thinking in the user's data, which is imitated with its marks
             begin = len(turn[:begin].partition(THINKING[0])[0])
         elif empty := _EMPTY.match(turn[begin:]):
@@ -468,9 +468,10 @@ class ChatFormat:
         return [begin <= i <= end for i in range(len(ids))]
 
 
-def _common_prefix(first: Sequence[Any], second: Sequence[Any]) -> int:
-    """Return the length of the common prefix of two sequences."""
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
+def common_prefix(*rows: Sequence[Any]) -> int:
+    """Return how many entries at the beginning are the same in all rows."""
+    columns = zip(*rows, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda column: all(one == column[0] for one in column), columns))
 
 
 def _as_ids(value: Any) -> list[int]:
