@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.cli.methods import objective
-from recovery.arms import DISTILL, INTERPOLATE, NONE, arms
+from recovery.arms import ARMS, DISTILL, INTERPOLATE, NONE
 from recovery.config import DistillConfig, InterpolateConfig, MidtrainConfig, build
 from recovery.losses.divergences import DIVERGENCES
 from recovery.methods import METHODS, Method
@@ -153,7 +153,7 @@ def _arms() -> list[str]:
         "| arm | | mid-training | then | source |",
         "|---|---|---|---|---|",
     ]
-    for arm in arms().values():
+    for arm in ARMS.values():
         trained = _flags(MidtrainConfig, arm.midtrain)
         then = _flags(InterpolateConfig if arm.follow == INTERPOLATE else DistillConfig, arm.settings)
         command = {NONE: "", DISTILL: "`recover train` ", INTERPOLATE: "`recover interpolate` "}[arm.follow]

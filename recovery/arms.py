@@ -277,12 +277,8 @@ _ALL = (
         settings=_QUESTIONS | {"without_kinds": LENGTH_KINDS},
     ),
 )
-ARMS: dict[str, Arm] = {arm.name: arm for arm in _ALL}
-
-
-def arms() -> dict[str, Arm]:
-    """Return every arm by name, the simplest first."""
-    return dict(ARMS)
+ARMS: Mapping[str, Arm] = {arm.name: arm for arm in _ALL}
+"""Every arm by name, the simplest first."""
 
 
 def arm_named(name: str) -> Arm:

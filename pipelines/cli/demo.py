@@ -74,13 +74,13 @@ class Asked:
     @property
     def names(self) -> list[str]:
         """Names of the arms to run; "all" are those for which the example has what they need."""
-        from recovery.arms import arms
+        from recovery.arms import ARMS
 
         if self.arms is None or self.arms == "none":
             return []
         if self.arms != "all":
             return [name.strip() for name in self.arms.split(",")]
-        return [arm.name for arm in arms().values() if self.lacking(arm) is None]
+        return [arm.name for arm in ARMS.values() if self.lacking(arm) is None]
 
     @property
     def command(self) -> str:

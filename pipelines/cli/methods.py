@@ -54,9 +54,9 @@ def show(before: bool, name: str, as_json: bool) -> None:
 @click.pass_obj
 def list_arms(before: bool, as_json: bool) -> None:
     """List the arms: alternative settings of a whole cycle, to be compared with one another."""
-    from recovery.arms import arms
+    from recovery.arms import ARMS
 
-    common.emit(list(arms().values()), as_json or before, lambda: "\n".join(_arm(arm) for arm in arms().values()))
+    common.emit(list(ARMS.values()), as_json or before, lambda: "\n".join(_arm(arm) for arm in ARMS.values()))
 
 
 def _arm(arm: Arm) -> str:

@@ -26,7 +26,7 @@ from pipelines.experiments.records import (
     shares_by_run,
 )
 from pipelines.reports.document import table_lines
-from recovery.arms import arms
+from recovery.arms import ARMS
 
 MISSING = "–"
 LONGEST = 180  # characters shown of a response
@@ -127,7 +127,7 @@ def _cycles(records: Sequence[Record]) -> int:
 
 
 def _about(records: Sequence[Record]) -> str:
-    title = arms()[records[0].arm].title if records[0].arm in arms() else records[0].title
+    title = ARMS[records[0].arm].title if records[0].arm in ARMS else records[0].title
     machines = (r.machine.removeprefix("Machine: ").split(",")[0] for r in records)
     done = (f"seed {r.seed}: {r.cycles} of {r.wanted} cycles, {r.date}" for r in records)
     runs = "; ".join(map(", ".join, zip(done, machines, strict=True)))
@@ -204,7 +204,7 @@ def _arms(records: Sequence[Record], held_out: Collection[str]) -> list[str]:
     rows = []
     for name in dict.fromkeys(record.arm for record in records):
         of_arm = [record for record in records if record.arm == name]
-        title = arms()[name].title if name in arms() else of_arm[0].title
+        title = ARMS[name].title if name in ARMS else of_arm[0].title
         for cycle in range(1, _cycles(of_arm) + 1):
             finished = [record for record in of_arm if record.cycles >= cycle]
             kind = _KINDS[any(record.at(cycle, "recovered") is not None for record in finished)]
@@ -241,7 +241,7 @@ def _cell(text: str) -> str:
 
 
 def _rest(records: Sequence[Record]) -> list[str]:
-    missing = [name for name in arms() if name not in {record.arm for record in records}]
+    missing = [name for name in ARMS if name not in {record.arm for record in records}]
     return [
         "`make real` runs the defaults on the same pages: hours on two cores. `recover demo --example examples/nextjs",
         "--arms NAMES` runs [arms](methods.md#arms-recovery-and-its-baselines). Every figure of every run is in",

@@ -8,7 +8,7 @@ import pytest
 
 from pipelines.cli.demo import Asked
 from pipelines.cli.main import run as recover
-from recovery.arms import arms
+from recovery.arms import ARMS
 from recovery.config import WRITER_FILE
 from recovery.errors import UsageError
 
@@ -36,16 +36,16 @@ def test_what_does_not_go_together_is_refused_in_a_line(
 
 
 def test_arms_that_need_texts_are_run_where_an_example_has_them(tmp_path: Path) -> None:
-    needing = {name for name, arm in arms().items() if arm.needs_texts}
+    needing = {name for name, arm in ARMS.items() if arm.needs_texts}
     assert needing
     assert not needing & set(Asked(tmp_path, arms="all").names)
     with pytest.raises(UsageError, match=r"--arms writer trains on texts .* has no rewritten.jsonl"):
         Asked(tmp_path, arms="documents,writer").check()
     (tmp_path / WRITER_FILE).write_text("")
-    asking = {name for name, arm in arms().items() if arm.needs_questions}
-    assert asking and set(arms()) - set(Asked(tmp_path, arms="all").names) == asking
+    asking = {name for name, arm in ARMS.items() if arm.needs_questions}
+    assert asking and set(ARMS) - set(Asked(tmp_path, arms="all").names) == asking
     with pytest.raises(UsageError, match=r"--arms writer-questions-recovery trains on a writer's questions"):
         Asked(tmp_path, arms="writer-questions-recovery").check()
     (tmp_path / WRITER_FILE).write_text('{"document": "a.md", "text": "Of it.", "question": "Of what?"}\n')
-    assert Asked(tmp_path, arms="all").names == list(arms())
+    assert Asked(tmp_path, arms="all").names == list(ARMS)
     Asked(tmp_path, arms="documents,writer").check()

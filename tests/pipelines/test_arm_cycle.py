@@ -20,7 +20,7 @@ from pipelines.midtraining.material import open_cycle
 from pipelines.midtraining.plan import plan_midtrain
 from pipelines.planning import tuning
 from pipelines.runtime.session import Session, StageInterrupted
-from recovery.arms import DISTILL, INTERPOLATE, NONE, Arm, arm_named, arms
+from recovery.arms import ARMS, DISTILL, INTERPOLATE, NONE, Arm, arm_named
 from recovery.config import WRITER_FILE, DistillConfig, InterpolateConfig, MidtrainConfig, build
 from recovery.data.corpus.folder import read_corpus
 from recovery.errors import UsageError
@@ -44,9 +44,9 @@ def run(corpus: Path, midtrain_config: MidtrainConfig, distill_config: DistillCo
 
 
 def test_every_arm_is_a_setting_of_the_stages() -> None:
-    assert next(iter(arms())) == "documents"
+    assert next(iter(ARMS)) == "documents"
     given = MidtrainConfig(augment=4, writer=WRITER_FILE, writer_questions=True)
-    for arm in arms().values():
+    for arm in ARMS.values():
         build(MidtrainConfig, arm.midtrain)
         changed = replace(given, **arm.midtrain)  # settings that use a writer may be changed
         assert changed.writer_questions == (arm.name != "unaugmented")

@@ -43,7 +43,7 @@ from pipelines.planning import memory, tuning
 from pipelines.runtime.session import Session, StageInterrupted
 from pipelines.runtime.stage import running
 from pipelines.table import duration
-from recovery.arms import arm_named, arms
+from recovery.arms import ARMS, arm_named
 from recovery.config import WRITER_FILE, CycleConfig, DistillConfig, EvalConfig, MidtrainConfig, build
 from recovery.errors import CheckpointError, CorpusError, ModelError, RecoveryError, ServerError, UsageError
 from recovery.workspace import Checkpoint
@@ -371,7 +371,7 @@ def test_questions_of_a_writer_are_asked_where_a_knowledge_teacher_scores_them(s
     assert {name: config.writer_questions for name, config in found.items()} == {"recovery": True, "one-teacher": False}
 
 
-@pytest.mark.parametrize("name", [arm.name for arm in arms().values() if arm.follow == "distill"])
+@pytest.mark.parametrize("name", [arm.name for arm in ARMS.values() if arm.follow == "distill"])
 def test_every_arm_follows_from_settings_that_its_method_does_not_use(session: Session, name: str) -> None:
     """All arms share them: those of a divergence have no effect on an arm that imitates responses."""
     given = DistillConfig(divergence="jsd", beta=0.2, skip_first=3)
