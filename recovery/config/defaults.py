@@ -62,7 +62,7 @@ DEFAULTS: Mapping[str, Mapping[str, Default]] = {
         "near_miss_share": Default(
             0.0,
             REAL,
-            "on Qwen2.5-Coder-0.5B 0.15 gave back half of the declining; its price in answers is open (one seed)",
+            "on Qwen2.5-Coder-0.5B 0.15 gave back a part of the declining; its price in answers is open (one seed)",
         ),
         "until": Default(0.0, REAL, "off in every recorded run: a test takes 1,000 prompts"),
         "plateau": Default(0, REAL, "off in every recorded run"),

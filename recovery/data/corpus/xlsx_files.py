@@ -72,7 +72,8 @@ def _elapsed(seconds: int, unit: str, smaller: str) -> str:
     if unit == "m":
         return f"{seconds // 60}:{seconds % 60:02}" if "s" in smaller else str(seconds // 60)
     minutes = f":{seconds // 60 % 60:02}" if "m" in smaller else ""
-    return f"{seconds // 3600}{minutes}{f':{seconds % 60:02}' if 's' in smaller else ''}"
+    rest = f":{seconds % 60:02}" if "s" in smaller else ""
+    return f"{seconds // 3600}{minutes}{rest}"
 
 
 def _general(number: float) -> str:
