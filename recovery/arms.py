@@ -23,8 +23,8 @@ class Arm:
 
     ``follow`` is "none", "distill" (any method; ``settings`` override its preset) or "interpolate". The
     ``knowledge_teacher`` "midtrained" of a distillation is the checkpoint of this cycle's mid-training. With
-    ``equal_flops``, the mid-training is as long as the whole cycle of the arm of that name and the same seed, in
-    floating-point operations; that arm runs first.
+    ``equal_flops``, the mid-training is as long as the whole cycle in the record of the arm of that name and the same
+    seed, in floating-point operations.
     """
 
     name: str

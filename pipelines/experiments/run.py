@@ -83,7 +83,10 @@ def run(
             if (scope := base_scope(session, asked, number)) is not None:
                 evaluate(session, dataclasses.replace(asked, checkpoint="base"), scope=scope, cycle=number)
             start = made[-1].name if made else None
-            tokens = _tokens_of(session, arm.equal_flops, number) if arm.equal_flops else None
+            tokens = None
+            if arm.equal_flops:
+                rival = kept / FILE.format(arm=arm.equal_flops, seed=seed, suffix=scenario.suffix)
+                tokens = _tokens_of(rival, number, parameters(session.base.weights))
             for checkpoint in run_arm(session, arm, docs, number, mid, distill, student=start, tokens=tokens):
                 if not measured(session, checkpoint, asked):
                     evaluate(session, dataclasses.replace(asked, checkpoint=checkpoint.name), cycle=number)
@@ -143,16 +146,19 @@ def keep(
     return record
 
 
-def _tokens_of(session: Session, name: str, cycle: int) -> int:
-    """Return the trained tokens that take as many operations as a cycle of the arm ``name``: F / 6N, N parameters.
+def _tokens_of(record: Path, cycle: int, parameters: int) -> int:
+    """Return the trained tokens that take as many operations as a cycle of another arm's ``record``: F / 6N.
 
-    What a replay samples comes on top, in its favour. Raises UsageError if that arm has not run this cycle here.
+    F are the operations of the cycle's stages, N the ``parameters`` of the model. What a replay samples comes on top,
+    in its favour. Raises UsageError if the record does not hold this cycle.
     """
-    made = {c.kind: c for c in session.registry.all() if c.cycle == cycle and c.name.startswith(f"{name}/")}
-    if "recovered" not in made:
-        raise UsageError(f"run {name} first: this arm takes as many operations, and its cycle {cycle} is not here")
-    ends = (made["recovered"].name, made["recovered"].parent or "")
-    return round(sum(cost_of(session, end).flops for end in ends) / (6 * parameters(session.base.weights)))
+    stages = [c for c in read_record(record).checkpoints if c.cycle == cycle] if record.is_file() else []
+    if not any(one.kind == "recovered" for one in stages):
+        raise UsageError(
+            f"{record} does not hold cycle {cycle}, and this arm takes as many operations: run "
+            f"{record.name.partition('-seed-')[0]} first"
+        )
+    return round(sum(one.cost["flops"] for one in stages) / (6 * parameters))
 
 
 def of_cycles(session: Session) -> list[Checkpoint]:

@@ -353,7 +353,7 @@ def test_an_arm_of_equal_operations_takes_those_of_the_other_arms_whole_cycle(go
 
     # No answer of a random model ends, so that there is nothing to replay: documents alone.
     rival_arm = replace(arm_named("replay-equal-flops"), midtrain={})
-    with pytest.raises(UsageError, match="run kl-replay-recovery first: .* its cycle 1 is not here"):
+    with pytest.raises(UsageError, match="-recovery-seed-0.json does not hold cycle 1.*: run kl-replay-recovery first"):
         flops(rival_arm)
     whole, rival = flops(arm_named("kl-replay-recovery")), flops(rival_arm)
     assert whole <= rival < 2 * whole, "at least as many, and what a last step and the replay's samples add"
