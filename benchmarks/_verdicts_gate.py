@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from benchmarks._verdicts_knowledge import NOISES, REAL_K, kept_tests
 from benchmarks._verdicts_model import (
     ALPHA,
     LOOKS,
@@ -218,36 +219,43 @@ def decisions(runs: int, seed: int) -> Table:
 
 
 def standard(runs: int, seed: int, bases: Sequence[float] = (0.3, 0.8)) -> Table:
-    """Whole decisions by the rules of `standard` that compare two scores, with the default limits."""
+    """Whole decisions by the rules of `standard` that compare two checkpoints, with the default limits."""
     draw, rows = np.random.default_rng(seed + 5), []
     config = CycleConfig()
     pool, first = config.gate_budget, EvalConfig().limit or 1000
     # 100 questions about what no document holds: another number of items, and often not applied.
     apart = (LEARNT, UNANSWERABLE)
     rules = [rule for rule in map(parse_rule, STANDARD) if rule.reference and rule.name not in apart]
-    most = {"instructions": COMPOSED, "domain": (1.0, QUESTIONS)}
-    suites = [most.get(rule.name, (1.0, pool)) for rule in rules]
+    suites = [COMPOSED if rule.beyond_constant else (1.0, pool) for rule in rules]
+    kept = next(rule for rule in map(parse_rule, STANDARD) if rule.share_learnt)
+    level = ALPHA / LOOKS
+    share_kept = {
+        share: kept_tests(draw, runs, QUESTIONS, NOISES["normal"], REAL_K, share, level) for share in (kept.factor, 1.0)
+    }
     for base in bases:
-        for broken in (None, *rules):
+        for broken in (None, *rules, kept):
             scores = [rule.factor * base + rule.shift if rule is broken else base for rule in rules]
             at = [cells(base, score, DISAGREE) for score in scores]
             batches = [
                 settle(at, LOOKS, first, pool, draw, BATCH, not b, rules, suites) for b in range(-(-runs // BATCH))
             ]
-            outcome = np.concatenate(batches)
+            outcome = np.concatenate(batches)[:runs]
+            passed, below = share_kept[kept.factor if broken is kept else 1.0]
+            rejected = (outcome < 0) | (below <= level / (len(rules) + 1))
+            accepted = (outcome > 0) & passed & ~rejected
             rates = (
-                Rate.of("accepted", outcome > 0, most=ALPHA if broken else None, least=None if broken else 0.8),
-                Rate.of("rejected", outcome < 0, most=ALPHA),
-                Rate.of("left to the user", outcome == 0),
+                Rate.of("accepted", accepted, most=ALPHA if broken else None, least=None if broken else 0.8),
+                Rate.of("rejected", rejected, most=ALPHA),
+                Rate.of("left to the user", ~accepted & ~rejected),
             )
-            rows.append(((f"{base:g}", "as base" if broken is None else f"at the bound of {broken.name}"), rates))
+            rows.append(((f"{base:g}", "as base" if broken is None else f"at the bound of {broken.text}"), rates))
     note = (
-        f"Rules {', '.join(f'`{rule.text}`' for rule in rules)}, a level of {ALPHA:g} for the whole decision, {LOOKS} "
-        "looks as above; all scores that are compared with are `base`. A student as good is to be accepted in at least "
-        f"0.8, one at a bound in at most {ALPHA:g}. Of the composed prompts, {first:,} items are some "
+        f"Rules {', '.join(f'`{rule.text}`' for rule in (*rules, kept))}, a level of {ALPHA:g} for the decision, "
+        f"{LOOKS} looks as above; all scores that are compared with are `base`. A student as good is to be accepted in "
+        f"at least 0.8, one at a bound in at most {ALPHA:g}. Of the composed prompts, {first:,} items are some "
         f"{first * COMPOSED[0]:,.0f} instructions beyond constant replies, and there are {COMPOSED[1]:,}; "
-        f"about the documents there are {QUESTIONS} questions, as of some dozen pages; of the other suite there are "
-        f"{first:,} items, and up to {pool:,}."
+        f"of the other suite there are {first:,} items, and up to {pool:,}. What is kept is judged once, at the level "
+        f"of one look, on {QUESTIONS} questions, as in `Learnt: what is kept`."
     )
     return Table("Gate: the standard rules", note, ("base", "student"), rows)
 

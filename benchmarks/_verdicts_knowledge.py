@@ -1,13 +1,14 @@
-"""The verdict on what was learnt (K): how often it is wrong where nothing was, and how often it finds what was."""
+"""The verdicts on what was learnt (K) and on what is kept of it: how often they are wrong, how often they decide."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from benchmarks._verdicts_model import ALPHA, LOOKS, Array, Noise, Rate, Table
-from evals.domain_pmi import Block, gain
+from evals.domain_pmi import Block, gain, kept
 
 NOISES: dict[str, Noise] = {
     "normal": lambda draw, shape: draw.normal(size=shape),
@@ -16,19 +17,33 @@ NOISES: dict[str, Noise] = {
 }
 PAGE = 3  # questions a page
 CANDIDATES = 32
+SHARE = 2 / 3  # of what mid-training taught, as in the standard rules
+# Of real cells, standardised (docs/real.md, cycle 1): K after mid-training, and how alike the noise of base and
+# mid-trained, and of mid-trained and recovered, is. The noise of a gain over pages and questions follows from them.
+REAL_K, ALIKE = 0.65, (0.8, 0.9)
 
 
 def tables(runs: int, seed: int) -> list[Table]:
     """Return all tables of this module."""
     few = max(60, runs // 50)
-    return [nothing_learnt(few, seed), power(few, seed + 1)]
+    return [nothing_learnt(few, seed), power(few, seed + 1), share_kept(few, seed + 2)]
 
 
-def blocks(draw: np.random.Generator, questions: int, noise: Noise, own: Array, again: int = 1) -> list[list[Block]]:
-    """Return both checkpoints' cells of questions in kinds of up to 32 answers, of which each is that of ``again``
-    questions; the later one has ``own`` [questions] more at the right ones, and is twice as sharp.
+def blocks(
+    draw: np.random.Generator,
+    questions: int,
+    noise: Noise,
+    *gains: Array,
+    again: int = 1,
+    alike: Sequence[float] = (0.0,),
+) -> list[list[Block]]:
+    """Return the cells of base and of a later checkpoint for each of ``gains`` [questions], which it has more at the
+    right answers than base.
+
+    The questions are in kinds of up to 32 answers, of which each is that of ``again`` questions. Later checkpoints are
+    twice as sharp. ``alike`` are the correlations of the noise of each with the one before.
     """
-    sides: list[list[Block]] = [[], []]
+    sides: list[list[Block]] = [[] for _ in range(1 + len(gains))]
     size = CANDIDATES * again
     for kind, start in enumerate(range(0, questions, size)):
         here = np.arange(start, min(questions, start + size))
@@ -36,11 +51,14 @@ def blocks(draw: np.random.Generator, questions: int, noise: Noise, own: Array, 
         columns = right[-1] + 1
         wrong = np.arange(columns) != right[:, None]
         keys, groups = tuple(map(str, here)), tuple(f"page {n // PAGE}" for n in here)
+        texts, own = tuple(map(str, range(columns))), np.zeros(wrong.shape)
         for later, side in enumerate(sides):
-            bits = 9 * draw.normal(size=(len(here), 1)) + 7 * draw.normal(size=columns) + noise(draw, wrong.shape)
-            bits[np.arange(len(here)), right] += own[here] * later
-            texts = tuple(map(str, range(columns)))
-            side.append(Block(str(kind), keys, groups, texts, (1 + later) * bits, right, wrong))
+            like = alike[later - 1] if later else 0.0
+            own = like * own + np.sqrt(1 - like**2) * noise(draw, wrong.shape)
+            bits = 9 * draw.normal(size=(len(here), 1)) + 7 * draw.normal(size=columns) + own
+            if later:
+                bits[np.arange(len(here)), right] += gains[later - 1][here]
+            side.append(Block(str(kind), keys, groups, texts, (1 + min(1, later)) * bits, right, wrong))
     return sides
 
 
@@ -57,7 +75,7 @@ def nothing_learnt(runs: int, seed: int) -> Table:
             p_values = np.empty(runs)
             for run in range(runs):
                 pages = spread * draw.normal(size=questions)[np.arange(questions) // PAGE]
-                found = gain(*blocks(draw, questions, noise, pages, again))
+                found = gain(*blocks(draw, questions, noise, pages, again=again))
                 assert found is not None
                 p_values[run] = found.p_value
             rows.append(((name, f"{questions}", f"{again}", f"{spread:g}"), passes(p_values)))
@@ -84,3 +102,46 @@ def power(runs: int, seed: int) -> Table:
         rows.append(((f"{questions}", f"{effect:g}"), tuple(rates)))
     note = "Right answers gained by this share of the standard deviation of D over questions; normal noise."
     return Table("Learnt: how often it is found", note, ("questions", "K, in SD of D"), rows)
+
+
+def kept_tests(
+    draw: np.random.Generator, runs: int, questions: int, noise: Noise, taught: float, share: float, alpha: float
+) -> tuple[Array, Array]:
+    """Return, of ``runs`` students that keep ``share`` of what was ``taught``, whether `learnt >= 2/3*midtrained`
+    passes at level ``alpha``, and the p-value of "the rule holds".
+
+    What a question gained is exponential, and what is kept of it uniform over pages, up to a third more or less.
+    """
+    passed, below = np.zeros(runs, dtype=bool), np.ones(runs)
+    for run in range(runs):
+        gains = taught * draw.exponential(size=questions)
+        pages = draw.uniform(share - 1 / 3, share + 1 / 3, size=questions)[np.arange(questions) // PAGE]
+        base, midtrained, student = blocks(draw, questions, noise, gains, pages * gains, alike=ALIKE)
+        _, contrast = kept(base, midtrained, student, SHARE, alpha)
+        if contrast is not None:
+            passed[run], below[run] = contrast.low >= 0, contrast.p_below
+    return passed, below
+
+
+def share_kept(runs: int, seed: int) -> Table:
+    """Students that keep two thirds, or all, of what mid-training taught."""
+    draw, rows = np.random.default_rng(seed), []
+    for share in (SHARE, 1.0):
+        for name, questions, taught in (
+            *((name, 150, REAL_K) for name in NOISES), ("normal", 60, REAL_K), ("normal", 150, REAL_K / 3),
+        ):  # fmt: skip
+            rates: tuple[Rate, ...] = ()
+            for level in (ALPHA, ALPHA / LOOKS):
+                passed, below = kept_tests(draw, runs, questions, NOISES[name], taught, share, level)
+                rates += (
+                    Rate.of(f"passed at {level:g}", passed, most=level if share == SHARE else None),
+                    Rate.of(f"failed at {level:g}", below <= level, most=level),
+                )
+            rows.append(((f"{share:.2f}", name, f"{questions}", f"{taught:.2f}"), rates))
+    note = (
+        "The rule `learnt >= 0.67*midtrained` for students that keep two thirds, its bound, or all of what "
+        f"mid-training taught. K and the likeness of the checkpoints' noise are those of a real cycle, {REAL_K:g} in "
+        f"standard deviations of a cell, {ALIKE[0]:g} and {ALIKE[1]:g}; what a question gained is exponential, and "
+        f"pages of {PAGE} questions keep up to a third more or less of it."
+    )
+    return Table("Learnt: what is kept", note, ("kept", "noise of a cell", "questions", "K taught"), rows)

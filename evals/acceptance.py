@@ -8,7 +8,8 @@ With d = student − (factor·reference + shift) of a rule (:mod:`evals.acceptan
 - **undecided** otherwise, with an estimate of how many more items would decide it.
 
 The rule ``learnt`` passes if K of the student over base is above 0 by its permutation test at level alpha
-(:mod:`evals.domain_pmi`), and fails if it is below.
+(:mod:`evals.domain_pmi`), and fails if it is below. ``learnt >= factor*reference`` compares the K of both, with
+Fieller's bounds of K(student) / K(reference) − factor.
 
 A student whose true score is exactly at the bound stays undecided however many items are evaluated. Set the bound
 below the expected score, by at least the smallest difference that the available items can detect
@@ -30,7 +31,7 @@ from typing import Any, Literal
 
 from evals.acceptance_rules import LEARNT, STUDENT, UNANSWERABLE, Rule, needs
 from evals.contrasts import Contrast, independent_contrast, paired_contrast
-from evals.domain_pmi import FEWEST_FACTS, Gain, blocks_of, gain
+from evals.domain_pmi import FEWEST_FACTS, Gain, blocks_of, gain, kept
 from evals.measurement import Evidence, Measurement
 from evals.statistics import holm
 from recovery.errors import UsageError
@@ -118,6 +119,18 @@ class _Learnt:
         return self.gain.p_below
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """The student's share of what the reference learnt about a suite's questions, minus the rule's factor."""
+
+    suite: str
+    contrast: Contrast
+
+    @property
+    def p_below(self) -> float:
+        return self.contrast.p_below
+
+
 def judge_all(rules: Sequence[Rule], evidence: Evidence, *, alpha: float = 0.05, looks: int = 1) -> Decision:
     """Accept if every rule passes, reject if any fails (Holm-corrected), otherwise undecided.
 
@@ -156,7 +169,7 @@ def judge_all(rules: Sequence[Rule], evidence: Evidence, *, alpha: float = 0.05,
     return Decision("accept", reason, verdicts, {}, missing, alpha, looks, method)
 
 
-def _compare(rule: Rule, evidence: Evidence, alpha: float) -> _Comparison | _Learnt | Verdict:
+def _compare(rule: Rule, evidence: Evidence, alpha: float) -> _Comparison | _Learnt | _Kept | Verdict:
     """Compare both sides of a rule on the first suite that both have, or return a verdict naming what is missing."""
     required = needs(rule, evidence.corpus)
     sides = [evidence.measured.get(need.checkpoint, {}) for need in required]
@@ -241,12 +254,20 @@ def _why_no_target(rule: Rule, reference: Measurement) -> str:
     )
 
 
-def _by_gain(rule: Rule, suite: str, parts: Sequence[Measurement], alpha: float) -> _Learnt | Verdict:
-    student, base = (blocks_of(part.cells) for part in parts)
-    learnt_gain = gain(base, student)
-    if learnt_gain is not None and learnt_gain.n >= FEWEST_FACTS:
-        return _Learnt(suite, learnt_gain)
-    n = 0 if learnt_gain is None else learnt_gain.n
+def _by_gain(rule: Rule, suite: str, parts: Sequence[Measurement], alpha: float) -> _Learnt | _Kept | Verdict:
+    student, *others, base = (blocks_of(part.cells) for part in parts)
+    if others:
+        n, contrast = kept(base, others[0], student, rule.factor, alpha)
+        if contrast is not None and n >= FEWEST_FACTS:
+            return _Kept(suite, contrast)
+    else:
+        learnt_gain = gain(base, student)
+        n = 0 if learnt_gain is None else learnt_gain.n
+        if learnt_gain is not None and n >= FEWEST_FACTS:
+            return _Learnt(suite, learnt_gain)
+    if n >= FEWEST_FACTS:
+        reason = f"{rule.text}: {rule.reference} is not shown to have learnt, so that there is no share of it to keep"
+        return Verdict(rule.text, "undecided", reason, suite, alpha, n=n)
     reason = (
         f"{rule.text}: not measured: {n} questions with enough answers of their kind were put to both {STUDENT} and "
         f"{rule.reference}, and {FEWEST_FACTS} are needed: build more probes (recover probes build --count)"
@@ -254,9 +275,11 @@ def _by_gain(rule: Rule, suite: str, parts: Sequence[Measurement], alpha: float)
     return Verdict(rule.text, "undecided", reason, suite, alpha, n=n, missing=(f"{FEWEST_FACTS} questions of {suite}",))
 
 
-def _outcome(rule: Rule, result: _Comparison | _Learnt, alpha: float, adjusted: float, rules: int) -> Verdict:
+def _outcome(rule: Rule, result: _Comparison | _Learnt | _Kept, alpha: float, adjusted: float, rules: int) -> Verdict:
     if isinstance(result, _Learnt):
         return _learnt_verdict(rule, result, alpha, adjusted)
+    if isinstance(result, _Kept):
+        return _kept_verdict(rule, result, alpha, adjusted, rules)
     return _verdict(rule, result, alpha, adjusted, rules)
 
 
@@ -285,16 +308,44 @@ def _learnt_verdict(rule: Rule, learnt: _Learnt, alpha: float, adjusted: float) 
     )
 
 
+def _decided(contrast: Contrast, alpha: float, adjusted: float, rules: int) -> tuple[Outcome, int | None]:
+    """Return the outcome, and how many more items would decide it if it is undecided."""
+    if contrast.low >= -_TIE and contrast.value > _TIE:
+        return "pass", None
+    if adjusted <= alpha:
+        return "fail", None
+    # a failure must be significant at the corrected level
+    return "undecided", contrast.more(alpha=alpha / rules if contrast.value < 0 else alpha)
+
+
+def _kept_verdict(rule: Rule, result: _Kept, alpha: float, adjusted: float, rules: int) -> Verdict:
+    contrast = result.contrast
+    outcome, more = _decided(contrast, alpha, adjusted, rules)
+    share, low, high = (100 * (one + rule.factor) for one in (contrast.value, contrast.low, contrast.high))
+    reason = (
+        f"{rule.text}: {outcome}: {share:.0f}% of what {rule.reference} learnt ({low:.0f} to {high:.0f}, "
+        f"{100 * (1 - 2 * alpha):.4g}% interval by page), at least {100 * rule.factor:.4g}% required, in K of "
+        f"{contrast.n} questions"
+    )
+    if more is not None:
+        reason += f"; about {more} more items would decide it, if the estimate is right"
+    return Verdict(
+        rule=rule.text,
+        verdict=outcome,
+        reason=reason,
+        suite=result.suite,
+        alpha=alpha,
+        n=contrast.n,
+        paired=True,
+        p_value=contrast.p_below,
+        p_adjusted=adjusted,
+        more=more,
+    )
+
+
 def _verdict(rule: Rule, comparison: _Comparison, alpha: float, adjusted: float, rules: int) -> Verdict:
     contrast = comparison.contrast
-    outcome: Outcome = "undecided"
-    if contrast.low >= -_TIE and contrast.value > _TIE:
-        outcome = "pass"
-    elif adjusted <= alpha:
-        outcome = "fail"
-    # a failure must be significant at the corrected level
-    level = alpha / rules if contrast.value < 0 else alpha
-    more = contrast.more(alpha=level) if outcome == "undecided" else None
+    outcome, more = _decided(contrast, alpha, adjusted, rules)
     return Verdict(
         rule=rule.text,
         verdict=outcome,

@@ -37,7 +37,7 @@ _BY_CORPUS = ("domain", "stored", "learnt", UNANSWERABLE)
 DECLINED, OF_ANOTHER = "declined", "of_another_subject"
 """Verdicts of an item of its suite: it declines (:func:`evals.suites.declines`), it gives another subject's value."""
 LEARNT = "learnt"
-"""The rule without a target: K of the student over base is above 0 (:mod:`evals.domain_pmi`)."""
+"""K of the student over base is above 0 (:mod:`evals.domain_pmi`), or at least a share of another checkpoint's K."""
 _WITH_ARGUMENT = {
     "retention": "a task, as in retention(mmlu)",
     "behaviour": "a suite, as in behaviour(refusal)",
@@ -81,6 +81,11 @@ class Rule:
         return self.name == "instructions"
 
     @property
+    def share_learnt(self) -> bool:
+        """Whether it compares what the student learnt with what another checkpoint did."""
+        return self.name == LEARNT and self.reference != "base"
+
+    @property
     def rival(self) -> str | None:
         """The checkpoint that a rule about votes compares the student with, as in :class:`Need`, or None."""
         return self.argument if self.name == PREFERENCE else None
@@ -103,9 +108,7 @@ def parse_rule(text: str) -> Rule:
     """Parse a rule. Raises UsageError that names the position of the error and what is expected there."""
     reader = _Reader(" ".join(text.split()))
     name, argument = _name(reader)
-    if name == LEARNT:
-        if reader.skip() < len(reader.text):
-            reader.fail("the end: what is learnt is compared with base, as in learnt or learnt(2)")
+    if name == LEARNT and reader.skip() == len(reader.text):
         return Rule(reader.text, name, argument, 1.0, "base", 0.0)
     reader.want(r">=", "'>=', as in ifeval >= 0.98*base")
     start = reader.skip()
@@ -126,6 +129,8 @@ def parse_rule(text: str) -> Rule:
         factor_may_follow = "" if reference else "'*' and a reference, "
         reader.fail("the end" if points else f"{factor_may_follow}'+' or '-' and points, or the end")
     shift = round(shift + points / 100, 12)
+    if name == LEARNT and (shift or reference == "base"):
+        reader.fail("a share of what a checkpoint learnt, as in learnt >= 0.67*midtrained, or learnt alone", start)
     if not reference and not 0 < shift < 1:
         reader.fail("a number above 0 and below 1 (a share: 0.85, not 85; a full 1 could never be shown)", start)
     return Rule(reader.text, name, argument, factor, reference, shift)
@@ -144,7 +149,9 @@ def needs(rule: Rule, corpus: int | None = None) -> tuple[Need, ...]:
     else:
         # Without the number a checkpoint's score is about its own newest corpus: of `previous`, another one.
         suites = (f"{_SUITES[rule.name][0]}/{number}",)
-    checkpoints = (STUDENT, rule.reference) if rule.reference else (STUDENT,)
+    checkpoints = [STUDENT, *filter(None, [rule.reference])]
+    if rule.share_learnt:
+        checkpoints.append("base")  # what both learnt is measured from
     return tuple(Need(checkpoint, suites, number) for checkpoint in checkpoints)
 
 
@@ -220,7 +227,7 @@ def _reference(reader: _Reader, name: str, argument: str, alternative: str = "")
     if reference not in REFERENCES:
         reader.fail(", ".join(REFERENCES) + alternative, start)
     if reference == "first" and not (name in _BY_CORPUS and argument):
-        forms = " or ".join(f"{rule}(K)" for rule in _BY_CORPUS if rule != LEARNT)
+        forms = " or ".join(f"{rule}(K)" for rule in _BY_CORPUS)
         reader.fail(f"'first' with {forms} only: use base, midtrained or previous", start)
     return reference
 

@@ -1,7 +1,7 @@
 """Contrasts: is one score above a share of another, or above a number? Bounds and p-values for scores in [0, 1].
 
 The acceptance gate and the comparisons of two checkpoints use :func:`paired_contrast` (the same items) and
-:func:`independent_contrast` (scores whose items cannot be paired).
+:func:`independent_contrast` (scores whose items cannot be paired); :func:`ratio_contrast` is about values of any range.
 """
 
 from __future__ import annotations
@@ -99,6 +99,46 @@ def paired_contrast(
         degrees=degrees,
         p_below=float(stats.t.cdf(statistic, degrees)),
         n=len(difference),
+    )
+
+
+def ratio_contrast(
+    first: ArrayLike, second: ArrayLike, groups: Sequence[str], *, factor: float, alpha: float = 0.05
+) -> Contrast | None:
+    """Test mean(first) / mean(second) − factor for values of the same items [n], of any range, by Fieller's method.
+
+    With x and y the two means and V their covariances clustered by ``groups``, a ratio r is rejected if
+    (x − r·y)² > t²·(V_xx − 2r·V_xy + r²·V_yy), t the critical value with one degree of freedom fewer than clusters
+    (E. C. Fieller, J. R. Stat. Soc. B 16 (1954) 175–185). None if mean(second) is not above 0 at this level: its
+    ratios have no limits then.
+    """
+    _check_alpha(alpha)
+    one, two = pair(first, second)
+    x, y = float(one.mean()), float(two.mean())
+    sums = [cluster_sums(values - mean, groups)[0] for values, mean in ((one, x), (two, y))]
+    clusters = len(sums[0])
+    if clusters < 2:
+        return None
+    v_xx, v_xy, v_yy = (
+        clusters / (clusters - 1) * float(a @ b) / len(one) ** 2 for a, b in (sums[:1] * 2, sums, sums[1:] * 2)
+    )
+    critical, degrees = quantile(1 - alpha, clusters - 1), float(clusters - 1)
+    # the limits are the roots of a·r² − 2b·r + c
+    a, b, c = (p - critical**2 * v for p, v in ((y * y, v_yy), (x * y, v_xy), (x * x, v_xx)))
+    if a <= 0 or y <= 0:
+        return None
+    half = math.sqrt(max(0.0, b * b - a * c)) / a
+    difference, stderr = x - factor * y, math.sqrt(max(0.0, v_xx - 2 * factor * v_xy + factor**2 * v_yy))
+    statistic = difference / stderr if stderr > ROUNDING else math.copysign(math.inf, difference)
+    return Contrast(
+        value=difference / y,
+        stderr=stderr / y,
+        low=b / a - half - factor,
+        high=b / a + half - factor,
+        statistic=statistic,
+        degrees=degrees,
+        p_below=float(stats.t.cdf(statistic, degrees)),
+        n=len(one),
     )
 
 

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evals.answer_matching import FEWEST_ANSWERS
+from evals.contrasts import Contrast, ratio_contrast
 from evals.statistics import SEED, Floats, interval, quantile, resampled_means
 
 SUITE = "domain_knowledge_likelihood"
@@ -227,6 +228,34 @@ def gain(before: Sequence[Block], after: Sequence[Block]) -> Gain | None:
         of_questions=dict(zip(keys, change.tolist(), strict=True)),
         groups=dict(zip(keys, groups, strict=True)),
     )
+
+
+def kept(
+    base: Sequence[Block], reference: Sequence[Block], student: Sequence[Block], factor: float, alpha: float
+) -> tuple[int, Contrast | None]:
+    """Return the number of questions that all three have, and the test of K(student) / K(reference) − ``factor``.
+
+    Both are standardised, over ``base``, and clustered by page. The contrast is None if the reference's K is not above
+    0 at level ``alpha``, or there are no such questions.
+    """
+    sides = []
+    for block in base:
+        for other, third in ((o, t) for o in reference for t in student):
+            if (first := _common(block, other)) is None or (both := _common(first[0], third)) is None:
+                continue
+            again = _common(both[0], other)
+            assert again is not None  # its questions and candidates are both's
+            sides.append((both[0], again[1], both[1]))
+    sides = [blocks for blocks in sides if np.isfinite(blocks[0].gains).any()]
+    if not sides:
+        return 0, None
+    before, taught, after = (
+        np.concatenate([block.gains for block in blocks]) / _scale(blocks) for blocks in zip(*sides, strict=True)
+    )
+    known = np.isfinite(before)
+    groups = np.array([group for blocks in sides for group in blocks[0].groups], dtype=object)[known].tolist()
+    gains = (after - before)[known], (taught - before)[known]
+    return len(groups), ratio_contrast(*gains, groups, factor=factor, alpha=alpha)
 
 
 def _common(before: Block, after: Block) -> tuple[Block, Block] | None:

@@ -45,6 +45,8 @@ def judge(rule: Rule, evidence: Evidence, *, alpha: float = 0.05) -> Verdict:
         ("preference( previous )>=0.5 - 5 points", ("preference", "previous", 0.0, "", 0.45)),
         (" learnt ", ("learnt", "", 1.0, "base", 0.0)),
         ("learnt( 2)", ("learnt", "2", 1.0, "base", 0.0)),
+        ("learnt >= 0.67*midtrained", ("learnt", "", 0.67, "midtrained", 0.0)),
+        ("learnt(2) >= 0.8*first", ("learnt", "2", 0.8, "first", 0.0)),
     ],
 )
 def test_rules_are_read(text: str, expected: tuple) -> None:
@@ -59,7 +61,9 @@ def test_rules_are_read(text: str, expected: tuple) -> None:
         ("", "found nothing at character 1; expected ifeval, domain"),
         ("ifevl >= 0.98*base", "found 'ifevl' at character 1; expected ifeval, domain, domain(K)"),
         ("ifeval", "found nothing at character 7; expected '>='"),
-        ("learnt >= base", "found '>=' at character 8; expected the end: what is learnt is compared with base"),
+        ("learnt >= base", "found 'base' at character 11; expected a share of what a checkpoint learnt, as in"),
+        ("learnt >= 0.5", "found '0.5' at character 11; expected a share of what a checkpoint learnt"),
+        ("learnt >= midtrained - 5", "expected a share of what a checkpoint learnt"),
         ("learnt(x)", "expected the number of a corpus, as in learnt(2)"),
         ("ifeval > 0.9", "found '>' at character 8; expected '>='"),
         ("ifeval <= 0.9*base", "found '<=' at character 8; expected '>='"),
@@ -113,6 +117,8 @@ def test_what_a_rule_needs() -> None:
         Need("student", ("domain_knowledge/2",), 2),
         Need("first", ("domain_knowledge/2",), 2),
     )
+    kept = [one.checkpoint for one in needs(parse_rule("learnt >= 0.67*midtrained"), 1)]
+    assert kept == ["student", "midtrained", "base"], "what both learnt is measured from base"
     assert needs(parse_rule("instruction_following >= base"))[1] == Need("base", ("instruction_following",))
     assert needs(parse_rule("retention(mmlu) >= base"))[0].suites == ("mmlu",)
     assert needs(parse_rule("behaviour(refusal) >= base")) == needs(parse_rule("refusal >= base"))
@@ -425,6 +431,36 @@ def test_what_is_learnt_is_judged_by_k(base: Measurement, student: Measurement, 
     assert {one.verdict for one in together.verdicts} == {expected}
     if expected == "fail":
         assert together.verdicts[0].p_adjusted == pytest.approx(2 * (verdict.p_adjusted or 0.0))
+
+
+@pytest.mark.parametrize(
+    ("taught", "student", "expected"),
+    [
+        (3.5, cells(40, 3.5, 3), "pass"),
+        (3.5, cells(40, 3.5, 3, scale=2.0), "pass"),  # sharper or not
+        (3.5, cells(40, 0.9, 3), "fail"),
+        (3.5, cells(40, 0.9, 3, scale=2.0), "fail"),
+        (3.5, cells(40, 2.5, 3, noise=8), "undecided"),
+    ],
+)
+def test_what_is_kept_of_what_was_learnt_is_judged_by_k(taught: float, student: Measurement, expected: str) -> None:
+    sides = {"base": cells(40, 0.5, 1), "midtrained": cells(40, taught, 2), "student": student}
+    rule = parse_rule("learnt >= 0.67*midtrained")
+    verdict = judge(rule, Evidence({name: {LIKELIHOOD: one} for name, one in sides.items()}, corpus=1))
+    assert (verdict.verdict, verdict.suite, verdict.n, verdict.missing) == (expected, LIKELIHOOD, 40, ())
+    assert f"{expected}: " in verdict.reason and "% of what midtrained learnt (" in verdict.reason
+    assert "at least 67% required, in K of 40 questions" in verdict.reason
+    assert ("more items" in verdict.reason) is (verdict.more is not None) is (expected == "undecided")
+
+
+def test_of_what_was_not_learnt_there_is_no_share() -> None:
+    sides = {"base": cells(40, 0.5, 1), "midtrained": cells(40, 0.5, 2, noise=8), "student": cells(40, 0.5, 3)}
+    evidence = Evidence({name: {LIKELIHOOD: one} for name, one in sides.items()}, corpus=1)
+    verdict = judge(parse_rule("learnt >= 0.67*midtrained"), evidence)
+    assert verdict.verdict == "undecided" and "midtrained is not shown to have learnt" in verdict.reason
+    del evidence.measured["base"]  # type: ignore[attr-defined]
+    missing = judge(parse_rule("learnt >= 0.67*midtrained"), evidence)
+    assert missing.verdict == "undecided" and missing.missing == (f"{LIKELIHOOD} of base",)
 
 
 @pytest.mark.parametrize("few", [cells(FEWEST_FACTS - 1, 3.0, 1), Measurement({"q": 1.0}), Measurement()])

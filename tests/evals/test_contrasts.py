@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from evals.contrasts import independent_contrast, paired_contrast
+from evals.contrasts import independent_contrast, paired_contrast, ratio_contrast
 from evals.statistics import score_of
 from recovery.errors import RecoveryError
 from recovery.types import Score
@@ -112,6 +112,27 @@ def test_independent_contrast_known_values() -> None:
     # a clustered score counts as fewer trials
     wide = independent_contrast(Score(0.9, 0.03, 500), shift=0.85)
     assert wide.low < 0 < independent_contrast(Score(0.9, 0.01, 500), shift=0.85).low
+
+
+def test_a_ratio_of_means_by_fieller() -> None:
+    draw = np.random.default_rng(5)
+    second = 2 + draw.normal(size=60)
+    first = 0.8 * second + 0.3 * draw.normal(size=60)
+    groups = [str(at // 2) for at in range(60)]
+    found = ratio_contrast(first, second, groups, factor=0.6, alpha=0.05)
+    assert found is not None and (found.n, found.degrees) == (60, 29.0)
+    assert found.value + 0.6 == pytest.approx(first.mean() / second.mean())
+    # a limit is the ratio that is just not rejected
+    for limit in (found.low + 0.6, found.high + 0.6):
+        at = ratio_contrast(first, second, groups, factor=limit, alpha=0.05)
+        assert at is not None and abs(at.statistic) == pytest.approx(stats.t.ppf(0.95, 29))
+        assert min(at.p_below, 1 - at.p_below) == pytest.approx(0.05)
+    # units do not matter, and without clusters or a mean above 0 there is nothing to say
+    scaled = ratio_contrast(5 * first, 5 * second, groups, factor=0.6)
+    assert scaled is not None and (scaled.value, scaled.low) == (pytest.approx(found.value), pytest.approx(found.low))
+    assert ratio_contrast(first, second - 2, groups, factor=0.6) is None
+    assert ratio_contrast(first, -second, groups, factor=0.6) is None
+    assert ratio_contrast(first, second, ["one"] * 60, factor=0.6) is None
 
 
 def test_contrasts_refuse_what_is_no_share() -> None:
