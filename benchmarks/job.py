@@ -62,7 +62,7 @@ from pipelines.planning.activations import Setup
 from pipelines.planning.memory import parameters_of
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
-from recovery.config import CycleConfig, Recipe, build_cycle, model_recipe
+from recovery.config import CycleConfig, MidtrainConfig, Recipe, build_cycle, model_recipe
 from recovery.data.corpus.folder import read_corpus
 from recovery.data.prompts import behaviour_prompts
 from recovery.disk import user_cache
@@ -393,7 +393,7 @@ def add_input(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--midtrain-steps", type=int, default=30)
     parser.add_argument("--distill-steps", type=int, default=15)
     parser.add_argument("--batch-tokens", type=int, default=2048, help="tokens of a step of mid-training")
-    parser.add_argument("--row-length", type=int, default=512)
+    parser.add_argument("--row-length", type=int, default=MidtrainConfig().row_length)
     parser.add_argument("--prompts", type=int, default=32, help="prompts of a step of recovery")
     parser.add_argument("--new-tokens", type=int, default=112)
     parser.add_argument("--limit", type=int, default=1000, help="items of a suite")

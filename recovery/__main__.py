@@ -33,18 +33,11 @@ def arrange() -> None:
         sys.meta_path.insert(0, StartupFinder())
 
 
-# torch and oneDNN each cache up to 1,024 compiled kernels, one for each shape of a matrix product on a CPU. Completions
-# have many lengths, so the memory of a long run would keep growing. The variables are read at the first product.
-_CACHE_SIZES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32", "LRU_CACHE_CAPACITY": "32"}
-
-
 def main() -> int:
     """Run the command line and return its exit status.
 
     0 is success, 1 an error (printed as one line), 2 wrong usage, 130 an interrupt.
     """
-    for name, value in _CACHE_SIZES.items():
-        os.environ.setdefault(name, value)
     try:
         claim_packages()
         if os.environ.get("RANK", "0") == "0":  # only the main process prints

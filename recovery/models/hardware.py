@@ -14,6 +14,12 @@ from recovery import distributed
 from recovery.errors import UsageError
 from recovery.limits import machine_memory
 
+# torch and oneDNN each cache up to 1,024 compiled kernels, one for each shape of a matrix product on a CPU. Rows have
+# many lengths, so the memory of a long run would keep growing: their memory lies between freed blocks, which are then
+# too small to be used again. The variables are read at the first product.
+for _cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+    os.environ.setdefault(_cache, "32")
+
 # Longest row for which a CPU forms the full scores in float32 if it computes gradients.
 PLAIN_LENGTH = 256
 # Up to this many scores (rows x heads x queries x keys): 64 MB.
