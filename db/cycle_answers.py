@@ -35,6 +35,7 @@ LEAST_GAIN = 0.05  # if a gain of this size in answers is ruled out, the cycle d
 LARGEST_FALL = 0.10  # other suites have some hundred items: a smaller fall than this can seldom be ruled out
 ALPHA = 0.05
 FEWEST_FACTS = 20  # questions; with fewer the gate's rule on K is undecided, too
+FEWEST_ITEMS = 20  # of another suite; no interval about fewer rules out a fall of 10 points
 MOST_PROMPTS, IFEVAL_PROMPTS = 20_000, 541
 ACCEPT, REJECT, UNDECIDED = "accept", "reject", "undecided"
 _ASKED = "domain_knowledge"
@@ -236,16 +237,22 @@ def _broken(number: int, followed: str, suites: Mapping[str, Any], before: Mappi
         fallen.sort(key=lambda one: one["difference"])
         each = tuple(f"{_named(one['name'])}: {_change(one)}." for one in fallen)
         return Answer(OTHER, BAD, "Yes", each, fallen[0]["name"], "bad")
+    few = [f"{_named(one['name'])} ({one['n']})" for one in comparisons if one["n"] < FEWEST_ITEMS]
+    comparisons = [one for one in comparisons if one["n"] >= FEWEST_ITEMS]
+    if not comparisons:
+        return Answer(OTHER, UNKNOWN, "Not measured", (f"Too few items to say: {', '.join(few)}.",))
     # A fall that chance explains among so many suites still says more than a wide interval around no change.
+    below = [one for one in below if one in comparisons]
     worst = min(below or comparisons, key=lambda one: one["difference"])
     suites_text = f"{len(comparisons)} other suites" if len(comparisons) > 1 else "1 other suite"
     says = [f"Worst of {suites_text}, {_named(worst['name'])}: {_change(worst)}."]
     if below:
         says.append(f"Among {suites_text} chance explains such a fall (corrected p = {worst['p_adjusted']:.2f}).")
+    if few:
+        says.append(f"Too few items to say: {', '.join(few)}.")
     if min(one["low"] for one in comparisons) > -LARGEST_FALL:
-        return Answer(
-            OTHER, GOOD, "Nothing shown", (*says, f"A fall of {_margin(LARGEST_FALL)} is ruled out."), worst["name"]
-        )
+        says.append(f"A fall of {_margin(LARGEST_FALL)} is ruled out.")
+        return Answer(OTHER, GOOD, "Nothing shown", tuple(says), worst["name"])
     says.append(f"A fall of {_margin(LARGEST_FALL)} is not ruled out.")
     return Answer(OTHER, UNSURE, "Undecided", tuple(says), worst["name"])
 

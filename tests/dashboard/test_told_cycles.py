@@ -248,6 +248,9 @@ def test_manners_are_those_beyond_constant_replies_where_they_were_measured() ->
         ([row(OTHERS, -0.2, -0.1)], (), "bad", OTHERS),
         ([row(OTHERS, -0.2, -0.1, p_adjusted=0.3), REST], (), "unsure", OTHERS),
         ([row(OTHERS, -0.2, -0.1, p_adjusted=None), REST], (), "good", "general"),  # an earlier record, not corrected
+        ([row(OTHERS, -0.5, 0.2, n=13), REST], (), "good", "general"),
+        ([row(OTHERS, -0.5, -0.3, n=13), REST], (), "bad", OTHERS),  # few items show a large fall
+        ([row(OTHERS, -0.5, 0.2, n=13)], (), "unknown", ""),
     ],
 )
 def test_the_worst_other_suite_is_told(rows: list[Any], before: tuple[Any, ...], state: str, suite: str) -> None:
