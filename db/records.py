@@ -490,6 +490,11 @@ class Decision:
     evidence: Mapping[str, Any]
     created_at: float
 
+    @property
+    def words(self) -> str:
+        """The decision, who made it and why."""
+        return f"{self.decision.replace('_', ' ').capitalize()} by {self.who}: {self.why}"
+
 
 @dataclass(frozen=True)
 class Event:

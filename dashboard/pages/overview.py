@@ -141,9 +141,11 @@ def _summary(source: Source, overview: Overview, known: Mapping[int, Mapping[str
         judged = cycle_answers.judged(source.database(), kept[-1])
         assert judged is not None  # it has a measured checkpoint
         name, number = overview.experiment.name, kept[-1].cycle.number
-        decide = f'<a href="{esc(common.cycle_address(name, number))}">decide →</a>'
-        verdict = f'<p class="verdict">{markup.chip(judged.verdict.word, judged.verdict.tone)} '
-        verdict += f"{markup.prose(judged.verdict.why)} {decide}</p>"
+        chip, why, link = markup.chip(judged.verdict.word, judged.verdict.tone), judged.verdict.why, "decide"
+        if decided := queries.decisions(source.database(), kept[-1].cycle.id, limit=1):
+            chip, why, link = common.decision_chip(kept[-1].cycle), decided[0].words, "the decision"
+        link = f'<a href="{esc(common.cycle_address(name, number))}">{link} →</a>'
+        verdict = f'<p class="verdict">{chip} {markup.prose(why)} {link}</p>'
         title, answers = esc(judged.headline), verdict + common.answers(name, number, judged)
     elif overview.base is not None and overview.base.scores != Scores():
         none = "No cycle was kept." if measured else "No cycle has made a checkpoint yet."

@@ -56,9 +56,8 @@ def _words(judged: list[Judged], decided: Decision | None) -> str:
         return ""
     lines = [one.headline for one in judged]
     lines += [f"  {answer.question} {answer.word}. {' '.join(answer.says)}" for answer in judged[-1].answers]
-    last = f"The figures say: {judged[-1].verdict.word}. {judged[-1].verdict.why}"
-    if decided is not None:
-        last = f"{decided.decision.replace('_', ' ').capitalize()} by {decided.who}: {decided.why}"
+    said = f"The figures say: {judged[-1].verdict.word}. {judged[-1].verdict.why}"
+    last = said if decided is None else decided.words
     return "\n".join([*lines, last])
 
 

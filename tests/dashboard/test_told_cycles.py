@@ -100,6 +100,17 @@ def test_the_status_says_in_words_what_the_overview_says(told: dict[str, Source]
     assert lines[3] == f"The figures say: reject. {judged.verdict.why}"
 
 
+def test_the_overview_says_the_decision_in_place_of_what_the_figures_suggest(tmp_path: Path) -> None:
+    number = write(tmp_path / "tracker.db", "few")
+    source = Source(tmp_path / "tracker.db")
+    assert "decide →" in overview._refresh(source, None, Request())[3]
+    with Tracker(tmp_path / "tracker.db") as tracker:
+        decide(tracker.database, number, "accepted", who="ada", why="Enough <b>for us</b>.")
+    shown = overview._refresh(source, None, Request())[3]
+    assert "Accepted by ada: Enough &lt;b&gt;for us&lt;/b&gt;. <a" in shown and "the decision →" in shown
+    assert "undecided</span>" not in shown.split("Did it learn?")[0] and "decide →" not in shown
+
+
 def test_the_status_ends_with_the_decision_about_the_cycle_that_it_tells(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
