@@ -6,6 +6,7 @@ products run in bfloat16 (autocast) if the processor supports it.
 
 from __future__ import annotations
 
+import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -85,9 +86,9 @@ def single(prompt: Prompt) -> bool:
     return sum(message["role"] == "user" for message in prompt.messages) == 1
 
 
-def mean_length(running: Any) -> float:
-    """Return the mean response length, in tokens, of the trainer's newest step."""
-    return float(running._metrics["train"]["completions/mean_length"][-1])
+def mean_length(running: Any, batches: int = 1) -> float:
+    """Return the mean response length, in tokens, of the trainer's newest step, which took this many batches."""
+    return statistics.fmean(running._metrics["train"]["completions/mean_length"][-batches:])
 
 
 def between_steps(before: Callable[[], None], after: Callable[[], None]) -> TrainerCallback:

@@ -8,8 +8,9 @@ distillation.py, as its documentation shows them: SFTTrainer on the text of the 
 (reverse KL) from the clean model on the same ordinary prompts. Both train all weights, from the same model, on as many
 tokens a step, and sample as many prompts a step to the same length. Evaluations are on neither clock.
 
-TRL as its experts would set it up here: rows packed without padding, all rows or prompts of a step in one batch, no
-gradient checkpointing, products in bfloat16 where the processor has them, the teacher's weights in bfloat16 too, ours'
+TRL as its experts would set it up here: rows packed without padding, the largest batches that fit into 24 GiB beside
+the system (all rows of a step of mid-training, 16 prompts of a recovery; 32 took over 19 GB), no gradient
+checkpointing, products in bfloat16 where the processor has them, the teacher's weights in bfloat16 too, ours'
 peak learning rates with warm-up and cosine. Ours has 30% replayed chat, sampled once; in a short run as many answers as
 it reads, where a cycle samples 1,000. TRL has no such chat, so that ours samples more.
 
@@ -75,6 +76,7 @@ from recovery.rng import RandomStream
 from recovery.types import Message
 
 GOAL, MEMORY_GOAL, MARGIN = 2.5, 0.5, -0.03  # TRL's time over ours, our memory over TRL's, the bound of "no worse"
+MOST_PROMPTS = 16  # of a batch of TRL's recovery
 PHASES = {"mid-training": "trained", "recovery": "sampled"}  # and the tokens that count in each
 Runs = dict[str, list[dict[str, float]]]  # the figures of each run by side
 
@@ -196,14 +198,18 @@ def run_trl(job: Job) -> None:
         trained(trainer, folder / "sft", folder / "trl-midtrained")
     trainer = None
     gc.collect()
+    batches = -(-job.prompts // MOST_PROMPTS)
     with clock("recovery"):
         trainer = _peer.trainer(
             str(folder / "trl-midtrained"),
             job.model,
             asked(job),
-            _peer.between_steps(lambda: None, lambda: sampled.append(_peer.mean_length(trainer) * job.prompts)),
+            _peer.between_steps(
+                lambda: None, lambda: sampled.append(_peer.mean_length(trainer, batches) * job.prompts)
+            ),
             teacher_weights=pick_precision("auto", torch.device("cpu")),
-            per_device_train_batch_size=job.prompts,
+            per_device_train_batch_size=job.prompts // batches,
+            gradient_accumulation_steps=batches,
             max_steps=job.distill_steps,
             max_completion_length=job.new_tokens,
             learning_rate=rates["distill"],

@@ -14,11 +14,11 @@ import torch
 
 from pipelines.runtime.engines import engine_of
 from pipelines.runtime.session import Session
-from pipelines.runtime.stage import release_memory
 from recovery import distributed
 from recovery.config import DistillConfig, ModelConfig, TrainingConfig
 from recovery.errors import UsageError
 from recovery.models.adapters import LoraSettings, only_lora
+from recovery.models.hardware import release_memory
 from recovery.models.interpolation import Interpolation
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model, shard_layers

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import gc
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +33,7 @@ from recovery import distributed
 from recovery.config.files import contents_of
 from recovery.errors import RecoveryError
 from recovery.models.checkpoints import save_checkpoint
-from recovery.models.hardware import held_memory, peak_memory, pick_device, reset_peak_memory
+from recovery.models.hardware import held_memory, peak_memory, pick_device, release_memory, reset_peak_memory
 from recovery.models.interpolation import weight_delta
 from recovery.models.loaded import Loaded
 from recovery.rollouts.engine import Progress
@@ -287,13 +285,6 @@ def _before(counted: Path) -> int | None:
         return int(known["before"]) if isinstance(known, dict) else None
     except (ValueError, KeyError, TypeError):  # a damaged file: tokens are rather not counted than counted twice
         return None
-
-
-def release_memory() -> None:
-    """Return freed memory to the system: models have reference cycles, and glibc would keep a few hundred MB."""
-    gc.collect()
-    with contextlib.suppress(OSError, AttributeError):  # another C library
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def one_line(error: BaseException) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
 import os
 import resource
 import sys
@@ -71,6 +73,13 @@ def release_gpu_memory(device: torch.device) -> None:
     if device.type == "cuda":
         with contextlib.suppress(RuntimeError):  # an interrupted capture: torch believes that its memory is in use
             torch.cuda.empty_cache()
+
+
+def release_memory() -> None:
+    """Return freed memory to the system: models have reference cycles, and glibc would keep a few hundred MB."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def total_memory(device: str) -> int:

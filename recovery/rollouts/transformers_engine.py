@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from recovery import distributed
 from recovery.errors import EngineError, ModelError, first_line, memory_is_full
 from recovery.models import attention
-from recovery.models.hardware import release_gpu_memory
+from recovery.models.hardware import release_gpu_memory, release_memory
 from recovery.models.loaded import Loaded
 from recovery.rng import derive_seed
 from recovery.rollouts.active_rows import ActiveRows, BrokenCaptureError, DecodeGraph, KVCache, Results, states_agree
@@ -202,6 +202,9 @@ class TransformersEngine:
             if self._run(live, hidden_BD, sampling, results, least=len(live.done_B) * ASIDE_SHARE if more else 0.0):
                 aside.append(live)
             results.report()
+            if order or aside:  # the next batch needs other sizes than what this one has freed
+                del live, hidden_BD
+                release_memory()
 
     def _empty_results(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Progress | None
