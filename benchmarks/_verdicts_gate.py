@@ -255,7 +255,7 @@ def standard(runs: int, seed: int, bases: Sequence[float] = (0.3, 0.8)) -> Table
         f"at least 0.8, one at a bound in at most {ALPHA:g}. Of the composed prompts, {first:,} items are some "
         f"{first * COMPOSED[0]:,.0f} instructions beyond constant replies, and there are {COMPOSED[1]:,}; "
         f"of the other suite there are {first:,} items, and up to {pool:,}. What is kept is judged once, at the level "
-        f"of one look, on {QUESTIONS} questions, as in `Learnt: what is kept`."
+        f"of one look, on {QUESTIONS} questions of 25 pages, as in `Learnt: what is kept`."
     )
     return Table("Gate: the standard rules", note, ("base", "student"), rows)
 

@@ -8,16 +8,18 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks._verdicts_model import ALPHA, LOOKS, Array, Noise, Rate, Table
-from evals.domain_pmi import Block, gain, kept
+from evals.acceptance_rules import parse_rule
+from evals.domain_pmi import Block, gain, share_kept
+from pipelines.evaluation.acceptance import STANDARD
 
 NOISES: dict[str, Noise] = {
     "normal": lambda draw, shape: draw.normal(size=shape),
     "Student's t, 3 degrees": lambda draw, shape: draw.standard_t(3, size=shape) / np.sqrt(3),
     "exponential": lambda draw, shape: draw.exponential(size=shape) - 1,
 }
-PAGE = 3  # questions a page
+PAGE = 3  # questions a page, unless a table says how many pages there are
 CANDIDATES = 32
-SHARE = 2 / 3  # of what mid-training taught, as in the standard rules
+SHARE = next(rule.factor for rule in map(parse_rule, STANDARD) if rule.share_learnt)
 # Of real cells, standardised (docs/real.md, cycle 1): K after mid-training, and how alike the noise of base and
 # mid-trained, and of mid-trained and recovered, is. The noise of a gain over pages and questions follows from them.
 REAL_K, ALIKE = 0.65, (0.8, 0.9)
@@ -26,7 +28,7 @@ REAL_K, ALIKE = 0.65, (0.8, 0.9)
 def tables(runs: int, seed: int) -> list[Table]:
     """Return all tables of this module."""
     few = max(60, runs // 50)
-    return [nothing_learnt(few, seed), power(few, seed + 1), share_kept(few, seed + 2)]
+    return [nothing_learnt(few, seed), power(few, seed + 1), what_is_kept(3 * few, seed + 2)]
 
 
 def blocks(
@@ -36,6 +38,7 @@ def blocks(
     *gains: Array,
     again: int = 1,
     alike: Sequence[float] = (0.0,),
+    page: int = PAGE,
 ) -> list[list[Block]]:
     """Return the cells of base and of a later checkpoint for each of ``gains`` [questions], which it has more at the
     right answers than base.
@@ -50,7 +53,7 @@ def blocks(
         right = np.arange(len(here)) // again
         columns = right[-1] + 1
         wrong = np.arange(columns) != right[:, None]
-        keys, groups = tuple(map(str, here)), tuple(f"page {n // PAGE}" for n in here)
+        keys, groups = tuple(map(str, here)), tuple(f"page {n // page}" for n in here)
         texts, own = tuple(map(str, range(columns))), np.zeros(wrong.shape)
         for later, side in enumerate(sides):
             like = alike[later - 1] if later else 0.0
@@ -105,43 +108,52 @@ def power(runs: int, seed: int) -> Table:
 
 
 def kept_tests(
-    draw: np.random.Generator, runs: int, questions: int, noise: Noise, taught: float, share: float, alpha: float
+    draw: np.random.Generator,
+    runs: int,
+    questions: int,
+    noise: Noise,
+    taught: float,
+    share: float,
+    alpha: float,
+    page: int = 6,
 ) -> tuple[Array, Array]:
-    """Return, of ``runs`` students that keep ``share`` of what was ``taught``, whether `learnt >= 2/3*midtrained`
-    passes at level ``alpha``, and the p-value of "the rule holds".
+    """Return, of ``runs`` students that keep ``share`` of what was ``taught``, whether the standard rule passes at
+    level ``alpha``, and the p-value of "the rule holds".
 
     What a question gained is exponential, and what is kept of it uniform over pages, up to a third more or less.
     """
     passed, below = np.zeros(runs, dtype=bool), np.ones(runs)
     for run in range(runs):
         gains = taught * draw.exponential(size=questions)
-        pages = draw.uniform(share - 1 / 3, share + 1 / 3, size=questions)[np.arange(questions) // PAGE]
-        base, midtrained, student = blocks(draw, questions, noise, gains, pages * gains, alike=ALIKE)
-        _, contrast = kept(base, midtrained, student, SHARE, alpha)
+        pages = draw.uniform(share - 1 / 3, share + 1 / 3, size=questions)[np.arange(questions) // page]
+        base, midtrained, student = blocks(draw, questions, noise, gains, pages * gains, alike=ALIKE, page=page)
+        _, contrast = share_kept(base, midtrained, student, SHARE, alpha)
         if contrast is not None:
             passed[run], below[run] = contrast.low >= 0, contrast.p_below
     return passed, below
 
 
-def share_kept(runs: int, seed: int) -> Table:
+def what_is_kept(runs: int, seed: int) -> Table:
     """Students that keep two thirds, or all, of what mid-training taught."""
     draw, rows = np.random.default_rng(seed), []
     for share in (SHARE, 1.0):
-        for name, questions, taught in (
-            *((name, 150, REAL_K) for name in NOISES), ("normal", 60, REAL_K), ("normal", 150, REAL_K / 3),
+        for name, questions, page, taught in (
+            *((name, 150, 6, REAL_K) for name in NOISES),
+            ("normal", 150, 3, REAL_K), ("normal", 150, 12, REAL_K), ("normal", 150, 50, REAL_K),
+            ("normal", 60, 6, REAL_K), ("normal", 150, 6, REAL_K / 3),
         ):  # fmt: skip
             rates: tuple[Rate, ...] = ()
             for level in (ALPHA, ALPHA / LOOKS):
-                passed, below = kept_tests(draw, runs, questions, NOISES[name], taught, share, level)
+                passed, below = kept_tests(draw, runs, questions, NOISES[name], taught, share, level, page)
                 rates += (
                     Rate.of(f"passed at {level:g}", passed, most=level if share == SHARE else None),
                     Rate.of(f"failed at {level:g}", below <= level, most=level),
                 )
-            rows.append(((f"{share:.2f}", name, f"{questions}", f"{taught:.2f}"), rates))
+            rows.append(((f"{share:.2f}", name, f"{questions}", f"{-(-questions // page)}", f"{taught:.2f}"), rates))
     note = (
         "The rule `learnt >= 0.67*midtrained` for students that keep two thirds, its bound, or all of what "
         f"mid-training taught. K and the likeness of the checkpoints' noise are those of a real cycle, {REAL_K:g} in "
         f"standard deviations of a cell, {ALIKE[0]:g} and {ALIKE[1]:g}; what a question gained is exponential, and "
-        f"pages of {PAGE} questions keep up to a third more or less of it."
+        "each page keeps up to a third more or less of it."
     )
-    return Table("Learnt: what is kept", note, ("kept", "noise of a cell", "questions", "K taught"), rows)
+    return Table("Learnt: what is kept", note, ("kept", "noise of a cell", "questions", "pages", "K taught"), rows)

@@ -35,7 +35,7 @@ LEAST_GAIN = 0.05  # if a gain of this size in answers is ruled out, the cycle d
 LARGEST_FALL = 0.10  # other suites have some hundred items: a smaller fall than this can seldom be ruled out
 ALPHA = 0.05
 FEWEST_FACTS = 20  # questions; with fewer the gate's rule on K is undecided, too
-FEWEST_ITEMS = 20  # of another suite; no interval about fewer rules out a fall of 10 points
+FEWEST_ITEMS = 35  # of another suite: no change on fewer does not rule out a fall of 10 points
 MOST_PROMPTS, IFEVAL_PROMPTS = 20_000, 541
 ACCEPT, REJECT, UNDECIDED = "accept", "reject", "undecided"
 _ASKED = "domain_knowledge"
@@ -220,7 +220,7 @@ def _kept(suite: str, suites: Mapping[str, Any], recovery: Mapping[str, Any]) ->
 def _broken(number: int, followed: str, suites: Mapping[str, Any], before: Mapping[str, Any]) -> Answer:
     """Whether any other suite fell below base, replies gave more values of other subjects than base's, or the knowledge
     of an earlier corpus fell below what it was: by the interval, and the test corrected for the number of suites. The
-    worst one is named.
+    worst one is named. Suites too small to rule out a fall are named as such, and leave the answer as it is.
     """
     others = (name for name in suites if kind_of(name) not in (*PER_CORPUS, followed))
     comparisons = [suites[name] for name in others if not name.endswith(f"/{BEYOND_CONSTANT}")]
@@ -237,10 +237,11 @@ def _broken(number: int, followed: str, suites: Mapping[str, Any], before: Mappi
         fallen.sort(key=lambda one: one["difference"])
         each = tuple(f"{_named(one['name'])}: {_change(one)}." for one in fallen)
         return Answer(OTHER, BAD, "Yes", each, fallen[0]["name"], "bad")
-    few = [f"{_named(one['name'])} ({one['n']})" for one in comparisons if one["n"] < FEWEST_ITEMS]
-    comparisons = [one for one in comparisons if one["n"] >= FEWEST_ITEMS]
+    few = [one for one in comparisons if one["n"] < FEWEST_ITEMS and one["low"] <= -LARGEST_FALL]
+    few_text = "Too few items to say: " + ", ".join(f"{_named(one['name'])} ({one['n']})" for one in few) + "."
+    comparisons = [one for one in comparisons if one not in few]
     if not comparisons:
-        return Answer(OTHER, UNKNOWN, "Not measured", (f"Too few items to say: {', '.join(few)}.",))
+        return Answer(OTHER, UNSURE, "Undecided", (few_text,), few[0]["name"])
     # A fall that chance explains among so many suites still says more than a wide interval around no change.
     below = [one for one in below if one in comparisons]
     worst = min(below or comparisons, key=lambda one: one["difference"])
@@ -249,7 +250,7 @@ def _broken(number: int, followed: str, suites: Mapping[str, Any], before: Mappi
     if below:
         says.append(f"Among {suites_text} chance explains such a fall (corrected p = {worst['p_adjusted']:.2f}).")
     if few:
-        says.append(f"Too few items to say: {', '.join(few)}.")
+        says.append(few_text)
     if min(one["low"] for one in comparisons) > -LARGEST_FALL:
         says.append(f"A fall of {_margin(LARGEST_FALL)} is ruled out.")
         return Answer(OTHER, GOOD, "Nothing shown", tuple(says), worst["name"])

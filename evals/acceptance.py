@@ -31,7 +31,7 @@ from typing import Any, Literal
 
 from evals.acceptance_rules import LEARNT, STUDENT, UNANSWERABLE, Rule, needs
 from evals.contrasts import Contrast, independent_contrast, paired_contrast
-from evals.domain_pmi import FEWEST_FACTS, Gain, blocks_of, gain, kept
+from evals.domain_pmi import FEWEST_FACTS, Gain, blocks_of, gain, share_kept
 from evals.measurement import Evidence, Measurement
 from evals.statistics import holm
 from recovery.errors import UsageError
@@ -257,7 +257,7 @@ def _why_no_target(rule: Rule, reference: Measurement) -> str:
 def _by_gain(rule: Rule, suite: str, parts: Sequence[Measurement], alpha: float) -> _Learnt | _Kept | Verdict:
     student, *others, base = (blocks_of(part.cells) for part in parts)
     if others:
-        n, contrast = kept(base, others[0], student, rule.factor, alpha)
+        n, contrast = share_kept(base, others[0], student, rule.factor, alpha)
         if contrast is not None and n >= FEWEST_FACTS:
             return _Kept(suite, contrast)
     else:
@@ -267,10 +267,11 @@ def _by_gain(rule: Rule, suite: str, parts: Sequence[Measurement], alpha: float)
             return _Learnt(suite, learnt_gain)
     if n >= FEWEST_FACTS:
         reason = f"{rule.text}: {rule.reference} is not shown to have learnt, so that there is no share of it to keep"
-        return Verdict(rule.text, "undecided", reason, suite, alpha, n=n)
+        return Verdict(rule.text, "undecided", reason, suite, alpha, n=n, missing=(f"a K of {rule.reference} above 0",))
+    asked = " and ".join(need.checkpoint for need in needs(rule))
     reason = (
-        f"{rule.text}: not measured: {n} questions with enough answers of their kind were put to both {STUDENT} and "
-        f"{rule.reference}, and {FEWEST_FACTS} are needed: build more probes (recover probes build --count)"
+        f"{rule.text}: not measured: {n} questions with enough answers of their kind were put to {asked}, and "
+        f"{FEWEST_FACTS} are needed: build more probes (recover probes build --count)"
     )
     return Verdict(rule.text, "undecided", reason, suite, alpha, n=n, missing=(f"{FEWEST_FACTS} questions of {suite}",))
 
@@ -325,10 +326,8 @@ def _kept_verdict(rule: Rule, result: _Kept, alpha: float, adjusted: float, rule
     reason = (
         f"{rule.text}: {outcome}: {share:.0f}% of what {rule.reference} learnt ({low:.0f} to {high:.0f}, "
         f"{100 * (1 - 2 * alpha):.4g}% interval by page), at least {100 * rule.factor:.4g}% required, in K of "
-        f"{contrast.n} questions"
+        f"{contrast.n} questions{_further(outcome, contrast, alpha, more)}"
     )
-    if more is not None:
-        reason += f"; about {more} more items would decide it, if the estimate is right"
     return Verdict(
         rule=rule.text,
         verdict=outcome,
@@ -378,15 +377,22 @@ def _reason(rule: Rule, result: _Comparison, outcome: Outcome, alpha: float, mor
         words = f"{_signed(value)} points against {target} ({_signed(low)} to {_signed(high)}, {interval}), at least "
         words += f"{least} required: {_points(result.student)} ({rule.reference}: {_points(result.reference)}) on"
     pairing = "" if result.reference is None else "paired " if result.paired else "unpaired "
-    reason = f"{rule.text}: {outcome}: {words} {contrast.n} {pairing}items"
-    if outcome == "undecided" and contrast.p_below <= alpha:
-        reason += "; fails on its own, but not after the correction for several rules"
-    if more is not None:
-        items = f"about {more} more items" if rule.rival is None else f"votes on about {more} more prompts"
-        reason += f"; {items} would decide it, if the estimate is right"
-    elif outcome == "undecided":
-        reason += "; too close to the bound for any practical number of items to decide it"
-    return reason
+    items = "{} more items" if rule.rival is None else "votes on {} more prompts"
+    return (
+        f"{rule.text}: {outcome}: {words} {contrast.n} {pairing}items{_further(outcome, contrast, alpha, more, items)}"
+    )
+
+
+def _further(outcome: Outcome, contrast: Contrast, alpha: float, more: int | None, items: str = "{} more items") -> str:
+    """Return what an undecided rule lacks; "" if it is decided."""
+    if outcome != "undecided":
+        return ""
+    corrected = (
+        "; fails on its own, but not after the correction for several rules" if contrast.p_below <= alpha else ""
+    )
+    if more is None:
+        return f"{corrected}; too close to the bound for any practical number of items to decide it"
+    return f"{corrected}; {items.format(f'about {more}')} would decide it, if the estimate is right"
 
 
 def _method(rules: int, alpha: float, looks: int) -> str:

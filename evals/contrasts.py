@@ -23,7 +23,8 @@ optimize, stats = lazily("scipy.optimize"), lazily("scipy.stats")
 
 @dataclass(frozen=True)
 class Contrast:
-    """mean(first) − (factor·mean(second) + shift) over ``n`` items, with confidence bounds and test.
+    """mean(first) − (factor·mean(second) + shift) over ``n`` items, with confidence bounds and test; of a ratio,
+    mean(first) / mean(second) − factor.
 
     ``low`` and ``high`` are one-sided bounds, each wrong with probability alpha at most (together an interval of
     confidence 1 − 2·alpha). ``statistic`` tests "the contrast is 0", with ``degrees`` of freedom (infinite: normal);
@@ -109,15 +110,16 @@ def ratio_contrast(
 
     With x and y the two means and V their covariances clustered by ``groups``, a ratio r is rejected if
     (x − r·y)² > t²·(V_xx − 2r·V_xy + r²·V_yy), t the critical value with one degree of freedom fewer than clusters
-    (E. C. Fieller, J. R. Stat. Soc. B 16 (1954) 175–185). None if mean(second) is not above 0 at this level: its
-    ratios have no limits then.
+    (E. C. Fieller, J. R. Stat. Soc. B 16 (1954) 175–185). With a single cluster each item counts as one. None if
+    mean(second) is not above 0 at this level: its ratios have no limits then.
     """
     _check_alpha(alpha)
     one, two = pair(first, second)
     x, y = float(one.mean()), float(two.mean())
-    sums = [cluster_sums(values - mean, groups)[0] for values, mean in ((one, x), (two, y))]
-    clusters = len(sums[0])
-    if clusters < 2:
+    centred = (one - x, two - y)
+    sums = [cluster_sums(values, groups)[0] for values in centred]
+    sums = sums if len(sums[0]) > 1 else list(centred)
+    if (clusters := len(sums[0])) < 2:
         return None
     v_xx, v_xy, v_yy = (
         clusters / (clusters - 1) * float(a @ b) / len(one) ** 2 for a, b in (sums[:1] * 2, sums, sums[1:] * 2)

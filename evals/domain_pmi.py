@@ -230,7 +230,7 @@ def gain(before: Sequence[Block], after: Sequence[Block]) -> Gain | None:
     )
 
 
-def kept(
+def share_kept(
     base: Sequence[Block], reference: Sequence[Block], student: Sequence[Block], factor: float, alpha: float
 ) -> tuple[int, Contrast | None]:
     """Return the number of questions that all three have, and the test of K(student) / K(reference) − ``factor``.
@@ -238,15 +238,9 @@ def kept(
     Both are standardised, over ``base``, and clustered by page. The contrast is None if the reference's K is not above
     0 at level ``alpha``, or there are no such questions.
     """
-    sides = []
-    for block in base:
-        for other, third in ((o, t) for o in reference for t in student):
-            if (first := _common(block, other)) is None or (both := _common(first[0], third)) is None:
-                continue
-            again = _common(both[0], other)
-            assert again is not None  # its questions and candidates are both's
-            sides.append((both[0], again[1], both[1]))
-    sides = [blocks for blocks in sides if np.isfinite(blocks[0].gains).any()]
+    by_kind = [{block.kind: block for block in side} for side in (base, reference, student)]
+    kinds = [[side[kind] for side in by_kind] for kind in by_kind[0] if all(kind in side for side in by_kind)]
+    sides = [blocks for found in kinds if (blocks := _common_of_all(found)) and np.isfinite(blocks[0].gains).any()]
     if not sides:
         return 0, None
     before, taught, after = (
@@ -256,6 +250,17 @@ def kept(
     groups = np.array([group for blocks in sides for group in blocks[0].groups], dtype=object)[known].tolist()
     gains = (after - before)[known], (taught - before)[known]
     return len(groups), ratio_contrast(*gains, groups, factor=factor, alpha=alpha)
+
+
+def _common_of_all(blocks: Sequence[Block]) -> list[Block]:
+    """Return all blocks on their common questions and candidates; an empty list if there are too few."""
+    first, *rest = blocks
+    for other in rest:
+        if (pair := _common(first, other)) is None:
+            return []
+        first = pair[0]
+    pairs = [_common(first, other) for other in rest]
+    return [first, *(pair[1] for pair in pairs if pair is not None)]
 
 
 def _common(before: Block, after: Block) -> tuple[Block, Block] | None:

@@ -72,8 +72,9 @@ def command(
 
     A rule has the form NAME >= TARGET. Names: ifeval (IFEval's own prompts where they were evaluated, else
     instruction_following), instructions (of the same, the single ones beyond constant replies),
-    instruction_following, domain, domain(K), stored, stored(K), unanswerable, general, retention(TASK),
-    behaviour(SUITE), refusal, and preference(base), the share of blind votes on the dashboard's page Review. Targets:
+    instruction_following, domain, domain(K), stored, stored(K), learnt (alone, or >= 0.67*midtrained), unanswerable,
+    general, retention(TASK), behaviour(SUITE), refusal, and preference(base), the share of blind votes on the
+    dashboard's page Review. Targets:
     0.85, 0.98*base, midtrained, previous, first, source (of an artifact), and points added to one of them. The exit
     status is 0 if all rules pass (accept), 3 if one fails (reject), 4 if undecided; 1 and 2 are errors.
 

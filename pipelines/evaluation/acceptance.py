@@ -26,6 +26,7 @@ from evals.acceptance import Decision, judge_all
 from evals.acceptance_rules import OF_ANOTHER, PREFERENCE, SOURCE, STUDENT, UNANSWERABLE, Need, Rule, needs, parse_rule
 from evals.behaviour import PREFIX, SUITES
 from evals.beyond_constant import DETAIL, single_instructions
+from evals.domain_pmi import SUITE
 from evals.instruction_following import can_be_judged
 from evals.measurement import Measurement, evidence_of
 from evals.paired_tests import Judged, by_type, compare, corrected, judged
@@ -177,9 +178,8 @@ def _further(
     """
     database = session.tracker.database
     for rule, verdict in zip(rules, decision.verdicts, strict=True):
-        sides = [
-            evaluations.get(who, {}).get(verdict.suite, {}).get(verdict.suite) for who in (STUDENT, rule.reference)
-        ]
+        asked_of = [need.checkpoint for need in needs(rule, number)]
+        sides = [evaluations.get(who, {}).get(verdict.suite, {}).get(verdict.suite) for who in asked_of]
         rows = [one for one in sides if one is not None and one.stage_id is not None]
         if verdict.more is None or not rows or len(rows) < len([who for who in sides if who is not None]):
             continue
@@ -194,7 +194,7 @@ def _further(
         if verdict.suite == records.INSTRUCTIONS[1] and wanted > IFEVAL_PROMPTS:
             yield f"{takes}, and IFEval has {IFEVAL_PROMPTS}: the decision is yours"
         own = composed and any(one.get("prompts") or one.get("behaviour") for one in settings)
-        if own or not (composed or verdict.suite in ("general", f"domain_knowledge/{number}")):
+        if own or not (composed or verdict.suite in ("general", f"domain_knowledge/{number}", f"{SUITE}/{number}")):
             continue
         limits = [one.get("limit") or math.inf for one in settings]
         has = max((n for n, limit in zip(asked, limits, strict=True) if n < limit), default=math.inf)

@@ -76,18 +76,19 @@ def run(
             check_files(settings)
         check_recovery(session, distill, 1)
         asked = dataclasses.replace(asked, seed=0)  # the same items for every arm and seed
+        tokens: list[int | None] = [None] * len(folders)
+        if arm.equal_flops:
+            rival = kept / FILE.format(arm=arm.equal_flops, seed=seed, suffix=scenario.suffix)
+            weights = parameters(session.base.weights)
+            tokens = [_tokens_of(rival, number, weights) for number in range(1, len(folders) + 1)]
         made: list[Checkpoint] = []
-        for number, docs in enumerate(folders, 1):
+        for number, (docs, most) in enumerate(zip(folders, tokens, strict=True), 1):
             if not (session.workspace.corpus(number) / ABOUT).is_file():
                 open_cycle(session, dataclasses.replace(mid, docs=docs, seed=0), number)
             if (scope := base_scope(session, asked, number)) is not None:
                 evaluate(session, dataclasses.replace(asked, checkpoint="base"), scope=scope, cycle=number)
             start = made[-1].name if made else None
-            tokens = None
-            if arm.equal_flops:
-                rival = kept / FILE.format(arm=arm.equal_flops, seed=seed, suffix=scenario.suffix)
-                tokens = _tokens_of(rival, number, parameters(session.base.weights))
-            for checkpoint in run_arm(session, arm, docs, number, mid, distill, student=start, tokens=tokens):
+            for checkpoint in run_arm(session, arm, docs, number, mid, distill, student=start, tokens=most):
                 if not measured(session, checkpoint, asked):
                     evaluate(session, dataclasses.replace(asked, checkpoint=checkpoint.name), cycle=number)
                     conclude(session, number)
@@ -146,10 +147,10 @@ def keep(
     return record
 
 
-def _tokens_of(record: Path, cycle: int, parameters: int) -> int:
+def _tokens_of(record: Path, cycle: int, weights: int) -> int:
     """Return the trained tokens that take as many operations as a cycle of another arm's ``record``: F / 6N.
 
-    F are the operations of the cycle's stages, N the ``parameters`` of the model. What a replay samples comes on top,
+    F are the operations of the cycle's stages, N the ``weights`` of the model. What a replay samples comes on top,
     in its favour. Raises UsageError if the record does not hold this cycle.
     """
     stages = [c for c in read_record(record).checkpoints if c.cycle == cycle] if record.is_file() else []
@@ -158,7 +159,7 @@ def _tokens_of(record: Path, cycle: int, parameters: int) -> int:
             f"{record} does not hold cycle {cycle}, and this arm takes as many operations: run "
             f"{record.name.partition('-seed-')[0]} first"
         )
-    return round(sum(one.cost["flops"] for one in stages) / (6 * parameters))
+    return round(sum(one.cost["flops"] for one in stages) / (6 * weights))
 
 
 def of_cycles(session: Session) -> list[Checkpoint]:

@@ -261,7 +261,10 @@ def test_manners_are_those_beyond_constant_replies_where_they_were_measured() ->
         ([row(OTHERS, -0.2, -0.1, p_adjusted=None), REST], (), "good", "general"),  # an earlier record, not corrected
         ([row(OTHERS, -0.5, 0.2, n=13), REST], (), "good", "general"),
         ([row(OTHERS, -0.5, -0.3, n=13), REST], (), "bad", OTHERS),  # few items show a large fall
-        ([row(OTHERS, -0.5, 0.2, n=13)], (), "unknown", ""),
+        ([row(OTHERS, -0.5, 0.2, n=34), REST], (), "good", "general"),
+        ([row(OTHERS, -0.5, 0.2, n=35), REST], (), "unsure", OTHERS),
+        ([row(OTHERS, -0.5, 0.2, n=13)], (), "unsure", OTHERS),
+        ([row(OTHERS, 0.1, 0.5, n=13)], (), "good", OTHERS),
     ],
 )
 def test_the_worst_other_suite_is_told(rows: list[Any], before: tuple[Any, ...], state: str, suite: str) -> None:

@@ -436,15 +436,15 @@ def test_what_is_learnt_is_judged_by_k(base: Measurement, student: Measurement, 
 @pytest.mark.parametrize(
     ("taught", "student", "expected"),
     [
-        (3.5, cells(40, 3.5, 3), "pass"),
-        (3.5, cells(40, 3.5, 3, scale=2.0), "pass"),  # sharper or not
-        (3.5, cells(40, 0.9, 3), "fail"),
-        (3.5, cells(40, 0.9, 3, scale=2.0), "fail"),
+        (3.5, cells(40, 3.5, 3, noise=9), "pass"),
+        (3.5, cells(40, 3.5, 3, noise=9, scale=2.0), "pass"),  # sharper or not
+        (3.5, cells(40, 0.9, 3, noise=9), "fail"),
+        (3.5, cells(40, 0.9, 3, noise=9, scale=2.0), "fail"),
         (3.5, cells(40, 2.5, 3, noise=8), "undecided"),
     ],
 )
 def test_what_is_kept_of_what_was_learnt_is_judged_by_k(taught: float, student: Measurement, expected: str) -> None:
-    sides = {"base": cells(40, 0.5, 1), "midtrained": cells(40, taught, 2), "student": student}
+    sides = {"base": cells(40, 0.5, 1), "midtrained": cells(40, taught, 2, noise=10), "student": student}
     rule = parse_rule("learnt >= 0.67*midtrained")
     verdict = judge(rule, Evidence({name: {LIKELIHOOD: one} for name, one in sides.items()}, corpus=1))
     assert (verdict.verdict, verdict.suite, verdict.n, verdict.missing) == (expected, LIKELIHOOD, 40, ())
@@ -458,6 +458,7 @@ def test_of_what_was_not_learnt_there_is_no_share() -> None:
     evidence = Evidence({name: {LIKELIHOOD: one} for name, one in sides.items()}, corpus=1)
     verdict = judge(parse_rule("learnt >= 0.67*midtrained"), evidence)
     assert verdict.verdict == "undecided" and "midtrained is not shown to have learnt" in verdict.reason
+    assert verdict.missing == ("a K of midtrained above 0",), "no further recovery would decide it"
     del evidence.measured["base"]  # type: ignore[attr-defined]
     missing = judge(parse_rule("learnt >= 0.67*midtrained"), evidence)
     assert missing.verdict == "undecided" and missing.missing == (f"{LIKELIHOOD} of base",)
@@ -468,6 +469,12 @@ def test_too_few_questions_leave_it_undecided(few: Measurement) -> None:
     evidence = Evidence({"base": {LIKELIHOOD: few}, "student": {LIKELIHOOD: few}}, corpus=1)
     verdict = judge(parse_rule("learnt"), evidence)
     assert verdict.verdict == "undecided" and "not measured" in verdict.reason and verdict.missing
+    if few.items:
+        sides = {"base": few, "midtrained": cells(40, 3.0, 2), "student": cells(40, 3.0, 3)}
+        kept = judge(
+            parse_rule("learnt >= 0.67*midtrained"), Evidence({k: {LIKELIHOOD: v} for k, v in sides.items()}, 1)
+        )
+        assert "questions with enough answers of their kind were put to student and midtrained and base" in kept.reason
     nothing = judge(parse_rule("learnt"), Evidence({"student": {LIKELIHOOD: few}}, corpus=1))
     assert nothing.verdict == "undecided" and "domain_knowledge_likelihood/1 of base" in nothing.reason
 

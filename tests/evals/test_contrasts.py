@@ -127,12 +127,15 @@ def test_a_ratio_of_means_by_fieller() -> None:
         at = ratio_contrast(first, second, groups, factor=limit, alpha=0.05)
         assert at is not None and abs(at.statistic) == pytest.approx(stats.t.ppf(0.95, 29))
         assert min(at.p_below, 1 - at.p_below) == pytest.approx(0.05)
-    # units do not matter, and without clusters or a mean above 0 there is nothing to say
+    # units do not matter, and without a mean above 0 there is nothing to say
     scaled = ratio_contrast(5 * first, 5 * second, groups, factor=0.6)
     assert scaled is not None and (scaled.value, scaled.low) == (pytest.approx(found.value), pytest.approx(found.low))
     assert ratio_contrast(first, second - 2, groups, factor=0.6) is None
     assert ratio_contrast(first, -second, groups, factor=0.6) is None
-    assert ratio_contrast(first, second, ["one"] * 60, factor=0.6) is None
+    # of a single page each question counts by itself
+    alone, apart = (ratio_contrast(first, second, names, factor=0.6) for names in (["one"] * 60, [""] * 60))
+    assert alone is not None and apart is not None and alone.degrees == 59
+    assert alone.low == pytest.approx(apart.low) and alone.statistic == pytest.approx(apart.statistic)
 
 
 def test_contrasts_refuse_what_is_no_share() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from evals.domain_pmi import BITS, CANDIDATES, KIND, RIGHT, Block, blocks_of, gain
+from evals.domain_pmi import BITS, CANDIDATES, KIND, RIGHT, Block, blocks_of, gain, share_kept
 from evals.statistics import Floats
 
 
@@ -115,6 +115,23 @@ def test_what_is_sharper_is_no_more_known() -> None:
     one, two = gain([before], [block(learnt)]), gain([before], [block(2 * learnt)])
     assert one is not None and two is not None
     assert (one.p_value, one.first, one.standardised) == (two.p_value, two.first, pytest.approx(two.standardised))
+
+
+def test_what_is_kept_is_compared_on_the_questions_and_candidates_of_all_three() -> None:
+    known = [
+        additive(32, 32, seed) + noise(32, 32, seed + 40) + np.diag(np.full(32, k)) for seed, k in enumerate((0, 3, 3))
+    ]
+    base, taught, student = map(block, known)
+    other = [block(bits, kind="number") for bits in known[:2]]  # which the student was not asked
+    n, found = share_kept([base, other[0]], [other[1], taught], [student], 0.67, 0.05)
+    assert n == 32 and found is not None
+    assert found.value + 0.67 == pytest.approx(1.0, abs=0.15) and found.low > 0
+    rows, fewer = [*range(4, 32)], [*range(4, 32)]
+    part = share_kept([base.part(range(32), range(32))], [taught.part(rows, fewer)], [student], 0.67, 0.05)
+    same = share_kept(*([side.part(rows, fewer)] for side in (base, taught, student)), 0.67, 0.05)
+    assert part == same and part[0] == 28
+    assert share_kept([base], [taught], other[:1], 0.67, 0.05) == (0, None)
+    assert share_kept([base], [taught.part(range(32), range(32))], [], 0.67, 0.05) == (0, None)
 
 
 def test_a_model_that_says_one_answer_more_often_has_learnt_nothing() -> None:
