@@ -122,7 +122,7 @@ def concluded(number: int, checkpoint: str, recorded: Mapping[str, Any], judgeme
         _kept(followed, suites, _suites(recorded, "midtrained")),
         _broken(number, followed, suites, _suites(recorded, "before")),
     )
-    verdict = _verdict(answers, followed, suites, judgement)
+    verdict = _verdict(answers, checkpoint, followed, suites, judgement)
     return Judged(answers, verdict, f"Cycle {number}: {'; '.join(map(_phrase, answers))}.")
 
 
@@ -261,7 +261,9 @@ def _broken(number: int, followed: str, suites: Mapping[str, Any], before: Mappi
 # --- the verdict ---------------------------------------------------------------------------------------------
 
 
-def _verdict(answers: Sequence[Answer], followed: str, suites: Mapping[str, Any], judgement: Event | None) -> Verdict:
+def _verdict(
+    answers: Sequence[Answer], checkpoint: str, followed: str, suites: Mapping[str, Any], judgement: Event | None
+) -> Verdict:
     """Return the verdict: the gate's rules, the user's own, take precedence; a broken suite is named with them."""
     learnt, kept, other = answers
     broke = sentence(_phrase(other)) if other.state == BAD else ""
@@ -284,13 +286,13 @@ def _verdict(answers: Sequence[Answer], followed: str, suites: Mapping[str, Any]
     if not unsure:
         return Verdict(ACCEPT, "No answer speaks against it.")
     if kept in unsure and kept.state == UNSURE:
-        return Verdict(UNDECIDED, _more_prompts(followed, suites))
+        return Verdict(UNDECIDED, _more_prompts(checkpoint, followed, suites))
     if learnt in unsure and (asked := suites.get(learnt.suite)) is not None:
         return Verdict(UNDECIDED, f"{asked['n']:,} questions: {_phrase(learnt)}.")
     return Verdict(UNDECIDED, sentence("; ".join(map(_phrase, unsure))))
 
 
-def _more_prompts(suite: str, suites: Mapping[str, Any]) -> str:
+def _more_prompts(checkpoint: str, suite: str, suites: Mapping[str, Any]) -> str:
     """Return how many prompts would decide if the difference d stays: n (h / a)², as the half-width h is ~ 1 / √n.
 
     The interval must exclude −MARGIN, a = MARGIN + d; while it includes 0, excluding 0 would do if −d is larger.
@@ -303,7 +305,8 @@ def _more_prompts(suite: str, suites: Mapping[str, Any]) -> str:
     if max(needed, n + 1) > (IFEVAL_PROMPTS if suite == INSTRUCTIONS[1] else MOST_PROMPTS):
         return f"{n:,} prompts do not tell the loss from {_margin(MARGIN)}, and there are too few more: you decide."
     limit = 100 * math.ceil(max(needed, n + 1) / 100)
-    return f"{n:,} prompts: `recover eval NAME --limit {limit}` for base and this checkpoint, if there are so many."
+    commands = " and ".join(f"`recover eval {name} --limit {limit}`" for name in ("base", checkpoint))
+    return f"{n:,} prompts are too few: {commands}, if there are so many."
 
 
 def _phrase(answer: Answer) -> str:

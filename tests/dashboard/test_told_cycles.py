@@ -162,7 +162,10 @@ def test_replies_to_what_no_document_holds_are_on_the_page_and_in_the_report(tmp
 
 def test_too_few_prompts_say_how_many_would_do(told: dict[str, Source]) -> None:
     verdict = judged_of(told["few"]).verdict
-    assert re.fullmatch(r"55 prompts: `recover eval NAME --limit [1-9]00` for base and .+", verdict.why)
+    assert re.fullmatch(
+        rf"55 prompts are too few: `recover eval base --limit ([1-9]00)` and `recover eval {END} --limit \1`, if .+",
+        verdict.why,
+    )
 
 
 def row(name: str, low: float, high: float, **given: Any) -> dict[str, Any]:
@@ -230,7 +233,9 @@ def test_manners_are_claimed_only_where_the_interval_shows_them(
 ) -> None:
     judged = told_of(ASKED, row("instruction_following", low, high), REST)
     assert (judged.answers[1].state, judged.answers[1].tone) == (state, tone)
-    pattern = r"400 prompts: `recover eval NAME --limit \d+00` for base and .+" if why == "--limit" else re.escape(why)
+    pattern = (
+        r"400 prompts are too few: `recover eval base --limit \d+00` and .+" if why == "--limit" else re.escape(why)
+    )
     assert re.fullmatch(pattern, judged.verdict.why), judged.verdict.why
 
 
