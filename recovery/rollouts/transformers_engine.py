@@ -202,8 +202,8 @@ class TransformersEngine:
             if self._run(live, hidden_BD, sampling, results, least=len(live.done_B) * ASIDE_SHARE if more else 0.0):
                 aside.append(live)
             results.report()
-            if order or aside:  # the next batch needs other sizes than what this one has freed
-                del live, hidden_BD
+            if (order or aside) and self.loaded.device.type == "cpu":
+                del live, hidden_BD  # what they leave free is in other sizes than the next batch needs
                 release_memory()
 
     def _empty_results(
