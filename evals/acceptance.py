@@ -179,7 +179,7 @@ def _compare(rule: Rule, evidence: Evidence, alpha: float) -> _Comparison | _Lea
         parts = [side[suite] for side in sides if suite in side]
         if len(parts) == len(sides) and all(part.headline is not None for part in parts):
             return _by_gain(rule, suite, parts, alpha) if rule.name == LEARNT else _by_score(rule, suite, parts, alpha)
-    if rule.name == UNANSWERABLE and not any(sides):
+    if rule.name == UNANSWERABLE and not any(suite in side for side in sides for suite in required[0].suites):
         return _not_applied(
             rule, required[0].suites[0], alpha, "there are no near misses of this corpus, or none were asked"
         )

@@ -185,6 +185,9 @@ def test_what_no_document_answers(base: int | None, student: int | None, verdict
     found = judge(rule, evidence("unanswerable/2", 2, **asked))
     assert (found.verdict, found.suite) == (verdict, "unanswerable/2") and words in found.reason
     assert rule_row(vars(found))[1] == ("not applied" if words.startswith("not applied") else verdict)
+    if base is None:  # whatever else was asked
+        others = Evidence({name: {"general": items(share(90, 100))} for name in sides}, 2)
+        assert words in judge(rule, others).reason
     if base == 40 and student is not None:  # base repeats questions, and declines none
         asked["base"] = replace(asked["base"], declined=0)
         assert "not applied: base declines 0" in judge(rule, evidence("unanswerable/2", 2, **asked)).reason
