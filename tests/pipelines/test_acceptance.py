@@ -144,7 +144,7 @@ def test_a_person_decides_with_a_reason(session: Session) -> None:
 @pytest.mark.slow
 def test_the_report_has_every_section(session: Session) -> None:
     title, blocks = cycle_report(session, 2)
-    assert title.startswith("Cycle 2: learnt ")
+    assert title.startswith("Cycle 2: it learnt; ")
     text = " ".join(str(block) for block in blocks)
     for wanted in ("Accepted by gate", "Holm", "keywords:existence", "Versions", "Settings of midtrain", "base: "):
         assert wanted in text
