@@ -76,8 +76,13 @@ def release_gpu_memory(device: torch.device) -> None:
 
 
 def release_memory() -> None:
-    """Return freed memory to the system: models have reference cycles, and glibc would keep a few hundred MB."""
+    """Return freed memory to the system, that of models too, which have reference cycles."""
     gc.collect()
+    trim_heap()
+
+
+def trim_heap() -> None:
+    """Return the memory that glibc has freed and keeps, some hundred MB, to the system."""
     with contextlib.suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 

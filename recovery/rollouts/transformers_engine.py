@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from recovery import distributed
 from recovery.errors import EngineError, ModelError, first_line, memory_is_full
 from recovery.models import attention
-from recovery.models.hardware import release_gpu_memory, release_memory
+from recovery.models.hardware import release_gpu_memory, trim_heap
 from recovery.models.loaded import Loaded
 from recovery.rng import derive_seed
 from recovery.rollouts.active_rows import ActiveRows, BrokenCaptureError, DecodeGraph, KVCache, Results, states_agree
@@ -204,7 +204,7 @@ class TransformersEngine:
             results.report()
             if (order or aside) and self.loaded.device.type == "cpu":
                 del live, hidden_BD  # what they leave free is in other sizes than the next batch needs
-                release_memory()
+                trim_heap()
 
     def _empty_results(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Progress | None
