@@ -277,36 +277,37 @@ def _by_gain(rule: Rule, suite: str, parts: Sequence[Measurement], alpha: float)
 
 
 def _outcome(rule: Rule, result: _Comparison | _Learnt | _Kept, alpha: float, adjusted: float, rules: int) -> Verdict:
+    if isinstance(result, _Comparison):
+        return _verdict(rule, result, alpha, adjusted, rules)
     if isinstance(result, _Learnt):
-        return _learnt_verdict(rule, result, alpha, adjusted)
-    if isinstance(result, _Kept):
-        return _kept_verdict(rule, result, alpha, adjusted, rules)
-    return _verdict(rule, result, alpha, adjusted, rules)
+        n, (outcome, more, reason) = result.gain.n, _learnt_words(rule, result.gain, alpha, adjusted)
+    else:
+        n, (outcome, more, reason) = result.contrast.n, _kept_words(rule, result.contrast, alpha, adjusted, rules)
+    return Verdict(
+        rule=rule.text,
+        verdict=outcome,
+        reason=f"{rule.text}: {outcome}: {reason}",
+        suite=result.suite,
+        alpha=alpha,
+        n=n,
+        paired=True,
+        p_value=result.p_below,
+        p_adjusted=adjusted,
+        more=more,
+    )
 
 
-def _learnt_verdict(rule: Rule, learnt: _Learnt, alpha: float, adjusted: float) -> Verdict:
-    gain = learnt.gain
+def _learnt_words(rule: Rule, gain: Gain, alpha: float, adjusted: float) -> tuple[Outcome, int | None, str]:
     outcome: Outcome = "pass" if gain.p_value < alpha else "fail" if adjusted <= alpha else "undecided"
     more = gain.more(alpha) if outcome == "undecided" else None
     reason = (
-        f"{rule.text}: {outcome}: K {gain.bits:+.2f} bits over {rule.reference} ({gain.low:+.2f} to {gain.high:+.2f}, "
+        f"K {gain.bits:+.2f} bits over {rule.reference} ({gain.low:+.2f} to {gain.high:+.2f}, "
         f"95% by page), p = {gain.p_value:.2g} on {gain.n} questions; the right answer is first among eight for "
         f"{_points(gain.first[1])}% ({rule.reference}: {_points(gain.first[0])}%)"
     )
     if more is not None:
         reason += f"; about {more} more items would decide it, if the estimate is right"
-    return Verdict(
-        rule=rule.text,
-        verdict=outcome,
-        reason=reason,
-        suite=learnt.suite,
-        alpha=alpha,
-        n=gain.n,
-        paired=True,
-        p_value=gain.p_below,
-        p_adjusted=adjusted,
-        more=more,
-    )
+    return outcome, more, reason
 
 
 def _decided(contrast: Contrast, alpha: float, adjusted: float, rules: int) -> tuple[Outcome, int | None]:
@@ -319,27 +320,17 @@ def _decided(contrast: Contrast, alpha: float, adjusted: float, rules: int) -> t
     return "undecided", contrast.more(alpha=alpha / rules if contrast.value < 0 else alpha)
 
 
-def _kept_verdict(rule: Rule, result: _Kept, alpha: float, adjusted: float, rules: int) -> Verdict:
-    contrast = result.contrast
+def _kept_words(
+    rule: Rule, contrast: Contrast, alpha: float, adjusted: float, rules: int
+) -> tuple[Outcome, int | None, str]:
     outcome, more = _decided(contrast, alpha, adjusted, rules)
     share, low, high = (100 * (one + rule.factor) for one in (contrast.value, contrast.low, contrast.high))
     reason = (
-        f"{rule.text}: {outcome}: {share:.0f}% of what {rule.reference} learnt ({low:.0f} to {high:.0f}, "
+        f"{share:.0f}% of what {rule.reference} learnt ({low:.0f} to {high:.0f}, "
         f"{100 * (1 - 2 * alpha):.4g}% interval by page), at least {100 * rule.factor:.4g}% required, in K of "
         f"{contrast.n} questions{_further(outcome, contrast, alpha, more)}"
     )
-    return Verdict(
-        rule=rule.text,
-        verdict=outcome,
-        reason=reason,
-        suite=result.suite,
-        alpha=alpha,
-        n=contrast.n,
-        paired=True,
-        p_value=contrast.p_below,
-        p_adjusted=adjusted,
-        more=more,
-    )
+    return outcome, more, reason
 
 
 def _verdict(rule: Rule, comparison: _Comparison, alpha: float, adjusted: float, rules: int) -> Verdict:
