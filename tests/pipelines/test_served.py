@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -296,23 +297,33 @@ def test_a_server_that_cuts_answers_is_refused(session: Session, config: EvalCon
 def test_a_server_that_goes_down_costs_what_is_unanswered(
     session: Session, config: EvalConfig, address: str, lines: list[str]
 ) -> None:
-    answered: list[str] = []
-    most = 4
+    asked: list[str] = []
+    answered: list[tuple[int, Any]] = []
+    most, counted, down = 4, threading.Lock(), threading.Event()
 
     def counting(path: str, body: Any, forward: Forward) -> tuple[int, Any]:
-        if path == "/v1/chat/completions" and body["max_tokens"] > 2:
-            if len(answered) >= most:
-                return 503, {"error": "down"}
-            answered.append(json.dumps(body["messages"]))
-        return forward(path, body)
+        if path != "/v1/chat/completions" or body["max_tokens"] <= 2:
+            return forward(path, body)
+        with counted:
+            is_up = len(asked) < most
+            if is_up:
+                asked.append(json.dumps(body["messages"]))
+        if not is_up:
+            down.wait(60)  # until those before have their answers: one on its way would be asked again
+            return 503, {"error": "down"}
+        answer = forward(path, body)
+        answered.append(answer)
+        if len(answered) == most:
+            down.set()
+        return answer
 
     with before(address, counting) as remote:
         with pytest.raises(ServerError, match="start it again and repeat the command"):
-            evaluate(session, replace(config, served_at=remote, server_wait=1.0))
-        assert any(line.endswith("waiting up to 1 seconds (--server-wait)") for line in lines)
+            evaluate(session, replace(config, served_at=remote, server_wait=2.0))
+        assert any(line.endswith("waiting up to 2 seconds (--server-wait)") for line in lines)
         most = 100
         assert resume(session).startswith("evaluated artifact/tiny@llama.cpp: ")
-    assert len(set(answered)) == len(answered) > 4, "what was answered before is not asked again"
+    assert len(set(asked)) == len(asked) > 4, "what was answered before is not asked again"
     (stage,) = stages_of(session)
     assert stage.status == "finished" and stage.student_id == artifacts(session)[0].id
 
