@@ -3,11 +3,15 @@
 On a CPU the kernel reads the KV cache in place, which a plain product in bfloat16 copies first. Its backward pass in
 bfloat16 takes three to ten times as long as the matrix products it consists of, so those are computed here, some
 queries at a time: scores are never held for whole rows, and blocks of keys that a mask hides are skipped. In float32 it
-is slower for short rows alone, whose scores are formed whole.
+is slower for short rows alone, whose scores are formed whole. The kernel computes every score that a mask hides, so
+that documents packed into a row are passed to it one by one: their cost is the sum of T² over documents of T tokens,
+not that of the row.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,11 +25,12 @@ from transformers.masking_utils import sdpa_mask
 from recovery.models.hardware import formed_whole
 
 NAME = "sdpa_or_plain"
-# Queries per block of the backward pass; fewer if a block has more scores (rows x heads x queries x keys) than this.
-QUERIES = 128
+# Queries per block of the backward pass; more in a row of over eight blocks, since oneDNN compiles kernels for each
+# block's shapes and keeps few; fewer if a block has more scores (rows x heads x queries x keys) than this.
+QUERIES, MOST_BLOCKS = 128, 8
 SCORES = 1 << 24
-# Attribute of a mask that holds its bias.
-_BIAS_ATTRIBUTE = "_recovery_bias"
+# Attributes of a mask, which a token's or a batch's layers share: its bias, and the documents it separates.
+_BIAS_ATTRIBUTE, _DOCUMENTS_ATTRIBUTE = "_recovery_bias", "_recovery_documents"
 
 
 def attention(
@@ -59,7 +64,12 @@ def attention(
         attention_mask = attention_mask[..., :keys]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     query, key = query.to(value.dtype), key.to(value.dtype)
-    return implementation(query, key, value, attention_mask, scale).transpose(1, 2).contiguous(), None
+    documents = _documents(attention_mask) if attention_mask is not None and _on_cpu(query) else None
+    if documents is None:
+        mixed = implementation(query, key, value, attention_mask, scale)
+    else:
+        mixed = _by_document(query, key, value, documents, scale)
+    return mixed.transpose(1, 2).contiguous(), None
 
 
 def _implementation(query: Tensor, key: Tensor, value: Tensor) -> Callable[..., Tensor] | None:
@@ -78,6 +88,44 @@ def _on_cpu(query: Tensor) -> bool:
     return query.device.type == "cpu"
 
 
+def _documents(mask: Tensor) -> list[list[int]] | None:
+    """Return the lengths of the documents packed into each row; None if the mask does more than to separate them.
+
+    It separates them if query q of a document that begins at b attends to the keys b to q. mask [B, 1, T, T].
+    """
+    if torch.compiler.is_compiling() or mask.shape[1] != 1 or not 1 < mask.shape[2] == mask.shape[3]:
+        return None
+    if not hasattr(mask, _DOCUMENTS_ATTRIBUTE):
+        at_T = torch.arange(mask.shape[3], device=mask.device)
+        first_BT = mask[:, 0].to(torch.uint8).argmax(-1)  # the first key that each query attends to
+        begins_BT = first_BT == at_T
+        documents = None
+        if torch.equal(first_BT, torch.where(begins_BT, at_T, 0).cummax(-1).values) and torch.equal(
+            mask[:, 0], (at_T >= first_BT.unsqueeze(-1)) & (at_T <= at_T.unsqueeze(-1))
+        ):
+            ends = [[*begins_T.nonzero().flatten().tolist(), mask.shape[3]] for begins_T in begins_BT]
+            documents = [[end - begin for begin, end in itertools.pairwise(row)] for row in ends]
+        setattr(mask, _DOCUMENTS_ATTRIBUTE, documents)
+    found: list[list[int]] | None = getattr(mask, _DOCUMENTS_ATTRIBUTE)
+    return found
+
+
+def _by_document(query: Tensor, key: Tensor, value: Tensor, documents: list[list[int]], scale: float) -> Tensor:
+    """Return attention within each document: with ``documents`` [[2, 3]] that of tokens 0 to 1, then of 2 to 4."""
+    if any(lengths != documents[0] for lengths in documents):
+        rows = zip(*(x.split(1) for x in (query, key, value)), documents, strict=True)
+        return torch.cat([_by_document(q, k, v, [lengths], scale) for q, k, v, lengths in rows])
+    mixed = []
+    for part in zip(*(x.split(documents[0], 2) for x in (query, key, value)), strict=True):
+        implementation = _implementation(*part)
+        assert implementation is not None  # on a CPU
+        # Each document has its own shape, for which oneDNN would compile kernels in bfloat16: that takes longer than
+        # the products in float32. Rows of one length share their kernels over all layers.
+        more = (torch.float32,) if implementation is _recomputed else ()
+        mixed.append(implementation(*part, None, scale, *more))
+    return torch.cat(mixed, 2)
+
+
 def _fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     """Call torch's kernel with grouped heads: transformers repeats keys and values for it if there is a mask. Without
     a mask there are as many keys as queries, or one query that attends to all.
@@ -94,24 +142,34 @@ def _fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale
 
 
 @torch.compiler.disable
-def _recomputed(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """Return the kernel's result, with a backward pass that computes the scores again."""
-    return _Recomputed.apply(query, key, value, mask, scale)
+def _recomputed(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    products: torch.dtype = torch.bfloat16,
+) -> Tensor:
+    """Return the kernel's result, with a backward pass that computes the scores again, in ``products``."""
+    return _Recomputed.apply(query, key, value, mask, scale, products)
 
 
 class _Recomputed(torch.autograd.Function):
     """Attention whose backward pass is matrix products, block by block of queries."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, products: torch.dtype
+    ) -> Tensor:
         ctx.save_for_backward(query, key, value, mask)
-        ctx.scale = scale
+        ctx.scale, ctx.products = scale, products
         return _fused(query, key, value, mask, scale)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, mask = ctx.saved_tensors
+        *saved, mask = ctx.saved_tensors
+        query, key, value, grad = (x.to(ctx.products) for x in (*saved, grad))
         rows, heads, queries, width = query.shape
         groups = key.shape[1]
         # The heads of a group share keys and values: [rows, groups, heads of a group, queries, width].
@@ -130,13 +188,15 @@ class _Recomputed(torch.autograd.Function):
             grad_scores = torch._softmax_backward_data(torch.matmul(g, v.transpose(2, 3)), weights, -1, weights.dtype)
             grad_query[..., block, :] = torch.matmul(grad_scores, k).view(grad_query[..., block, :].shape)
             grad_key[:, :, begin:end] += torch.matmul(grad_scores.transpose(2, 3), q)
-        return grad_query.mul_(ctx.scale).view(query.shape), grad_key, grad_value, None, None
+        gradients = grad_query.mul_(ctx.scale).view(query.shape), grad_key, grad_value
+        return *(x.to(saved[0].dtype) for x in gradients), None, None, None
 
 
 def _blocks(query: Tensor, key: Tensor, mask: Tensor | None) -> Iterator[tuple[slice, int, int]]:
     """Yield blocks of queries, each with the first and the last (excluded) key that any of them attends to."""
     rows, heads, queries, _ = query.shape
-    size = max(1, min(QUERIES, SCORES // (rows * heads * key.shape[2])))
+    size = max(QUERIES, math.ceil(queries / MOST_BLOCKS))
+    size = max(1, min(size, SCORES // (rows * heads * key.shape[2])))
     for start in range(0, queries, size):
         block = slice(start, min(start + size, queries))
         if mask is None:

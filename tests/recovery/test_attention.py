@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 
 import pytest
 import torch
 
 from recovery.models import attention
-from recovery.models.attention import QUERIES, SCORES, _bias, _blocks, _fused, _implementation, _plain, _recomputed
+from recovery.models.attention import (
+    QUERIES,
+    SCORES,
+    _bias,
+    _blocks,
+    _documents,
+    _fused,
+    _implementation,
+    _plain,
+    _recomputed,
+)
 from recovery.models.hardware import PLAIN_LENGTH
 
 
@@ -83,6 +94,41 @@ def test_the_backward_pass_is_that_of_attention(
         for leaf, gradient in zip(found, wanted, strict=True):
             assert leaf.grad is not None and gradient is not None
             assert (leaf.grad - gradient).norm() < (0.02 if dtype == torch.bfloat16 else 1e-5) * gradient.norm()
+
+
+def packed(*rows: list[int]) -> torch.Tensor:
+    """The mask of rows of documents of these lengths, [B, 1, T, T]."""
+    documents = torch.stack([torch.arange(len(row)).repeat_interleave(torch.tensor(row)) for row in rows])
+    return ((documents.unsqueeze(2) == documents.unsqueeze(1)).tril()).unsqueeze(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [([5, 1, 30], [5, 1, 30]), ([5, 1, 30], [20, 16]), ([36], [36])])
+def test_a_document_in_a_packed_row_is_computed_as_if_alone(rows: tuple[list[int], ...], dtype: torch.dtype) -> None:
+    query, key, value = (x.requires_grad_() for x in tensors(36, 36, dtype))
+    found, _ = attention.attention(torch.nn.Module(), query, key, value, packed(*rows))
+    found.float().square().sum().backward()
+    for number, row in enumerate(rows):
+        for end, length in zip(itertools.accumulate(row), row, strict=True):
+            at = (slice(number, number + 1), slice(None), slice(end - length, end))
+            alone = [x.detach()[at].clone().requires_grad_() for x in (query, key, value)]
+            mixed, _ = attention.attention(torch.nn.Module(), *alone, torch.ones(1, 1, length, length).bool().tril())
+            mixed.float().square().sum().backward()
+            assert torch.equal(found[at[0], at[2]], mixed)
+            for whole, part in zip((query, key, value), alone, strict=True):
+                assert whole.grad is not None and part.grad is not None and torch.equal(whole.grad[at], part.grad)
+
+
+def test_documents_are_read_from_a_mask_that_does_nothing_else() -> None:
+    assert _documents(packed([2, 3, 1], [1, 5])) == [[2, 3, 1], [1, 5]]
+    assert _documents(packed([6])) == [[6]]
+    for change in ((0, 0, 4, 3), (0, 0, 4, 0), (0, 0, 1, 1), (0, 0, 5, 3), (0, 0, 2, 5)):
+        mask = packed([2, 3, 1])
+        mask[change] = ~mask[change]
+        assert _documents(mask) is None, change
+    window = torch.ones(1, 1, 6, 6, dtype=torch.bool).tril().triu(-2)
+    by_head, one_query = packed([2, 4]).expand(-1, 3, -1, -1), packed([6])[..., -1:, :]
+    assert [_documents(mask) for mask in (window, by_head, one_query)] == [None] * 3
 
 
 def test_blocks_leave_out_the_keys_that_no_query_attends_to() -> None:
