@@ -30,7 +30,8 @@ FASTER = 1.0
 
 @dataclass(frozen=True)
 class Case:
-    """Rows of equal length through heads in groups; ``packed``: two documents in each row, so that there is a mask.
+    """Rows of equal length through heads in groups; ``packed``: documents of 40 to 400 tokens in each row, as many as
+    fit, so that there is a mask.
 
     With ``decoded`` a single query attends to ``tokens`` tokens in a cache; in every other row the first are padding.
     """
@@ -54,6 +55,8 @@ CASES = (
     Case(4, 512, 9, 3, 64),
     Case(4, 512, 9, 3, 64, packed=True),
     Case(2, 1024, 9, 3, 64),
+    Case(1, 2048, 9, 3, 64),
+    Case(1, 2048, 9, 3, 64, packed=True),
     Case(1, 2048, 16, 8, 128),
     Case(64, 80, 4, 2, 32),
     Case(32, 100, 9, 3, 64, decoded=True),
@@ -116,8 +119,7 @@ def measure(case: Case, rounds: int, seed: int) -> Measured:
     upstream = torch.randn(case.rows, queries, case.heads, case.width, generator=generator).bfloat16()
     mask, run = None, decoded if case.decoded else gradients
     if case.packed:
-        mask = torch.ones(case.tokens, case.tokens, dtype=torch.bool).tril().expand(case.rows, 1, -1, -1).clone()
-        mask[..., case.tokens // 2 :, : case.tokens // 2] = False
+        mask = torch.stack([separated(case.tokens, generator) for _ in range(case.rows)])
     if case.decoded:
         mask = torch.ones(case.rows, 1, 1, case.tokens, dtype=torch.bool)
         mask[::2, ..., :9] = False
@@ -131,6 +133,13 @@ def measure(case: Case, rounds: int, seed: int) -> Measured:
             pairs = zip(made, reference, strict=True)
             found.errors[way] = max(float((one.float() - wanted).norm() / wanted.norm()) for one, wanted in pairs)
     return found
+
+
+def separated(tokens: int, generator: torch.Generator) -> Tensor:
+    """The mask of one packed row, [1, T, T]."""
+    lengths = torch.randint(40, 401, (tokens // 40 + 1,), generator=generator)
+    document_T = torch.arange(len(lengths)).repeat_interleave(lengths)[:tokens]
+    return (document_T.unsqueeze(0) == document_T.unsqueeze(1)).tril().unsqueeze(0)
 
 
 def gradients(
