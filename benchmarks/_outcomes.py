@@ -48,6 +48,8 @@ class Table(Teacher):
         """The identity."""
         return Head(torch.eye(V))
 
+    head_in_training = head
+
     def hidden(self, batch: Batch) -> torch.Tensor:
         """Return the logits as hidden states, [B, T, V]."""
         return self.table_VV[batch.ids_BT]

@@ -111,7 +111,7 @@ class DistillationObjective:
 
         Raise UsageError if a row names an unknown teacher or lacks fields that the loss needs.
         """
-        head = student.head
+        head = student.head_in_training
         # The student runs last: the teachers need no gradient and keep nothing in memory but their hidden states.
         scores = self._span_scores(batch)
         terms = self._terms(head, batch, scores)

@@ -122,6 +122,13 @@ class Loaded:
         return dataclasses.replace(head, weight_VD=head.weight_VD.to(self.precision), bias_V=bias)
 
     @property
+    def head_in_training(self) -> Head:
+        """The output head with its own weights: the fused loss multiplies in the precision of the hidden states, and
+        returns a gradient that is not rounded to it.
+        """
+        return self._head
+
+    @property
     def vocabulary(self) -> int:
         """Entries of the output head; unlike :attr:`head` it makes no copy in another precision."""
         return self._head.vocabulary

@@ -424,3 +424,12 @@ def test_rows_of_several_kinds_share_one_anchor_curve(tiny_model: Path) -> None:
     parts = last["reverse_kl"] * count["base"] + last["label_loss"] * count["label"]
     assert last["loss"] == pytest.approx(parts / sum(count.values()) + 0.1 * last["anchor"], rel=1e-5)
     assert last["anchor"] > 0 and not [name for name in last if "/" in name]
+
+
+def test_the_gradient_of_a_trained_head_is_not_rounded_to_the_precision_of_products(tiny_llama: Path) -> None:
+    student = load_model(tiny_llama, tuning="full", precision="bfloat16")
+    loss = DistillationObjective({"base": LocalTeacher(load_model(tiny_llama))})(student, batch_of("label")).loss
+    (loss / 3).backward()
+    gradient = student.head_in_training.weight_VD.grad
+    assert gradient is not None and gradient.dtype == torch.float32
+    assert not torch.equal(gradient, gradient.bfloat16().float())
