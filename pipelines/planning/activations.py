@@ -21,7 +21,7 @@ from pipelines.planning.architecture import LINEAR, Architecture, built_adapter,
 from recovery.losses import kernels
 from recovery.losses.fused import block_rows, chunk_size
 from recovery.models.folder_check import read_shapes
-from recovery.models.hardware import formed_whole
+from recovery.models.hardware import PLAIN_LENGTH, formed_whole
 
 WIDE = 4  # float32: trained weights, norms, softmaxes
 
@@ -179,10 +179,14 @@ def _attention(setup: Setup, rows: Rows, window: int | None) -> int:
     copied = item if setup.lower else 0
     if size.capped:  # plain products on repeated keys and values; the cap's tanh, the softmax and its copy
         return 4 * queries * length + scores * (item + WIDE + copied)
-    masked = rows.packed or (window is not None and window < length)
+    windowed = window is not None and window < length
+    masked = windowed or (rows.packed and setup.gpu)
     if setup.gpu and masked:
         keys = queries  # repeated for the kernel that takes a mask
     recomputed = not setup.gpu and item < WIDE
+    if not setup.gpu and not recomputed and rows.packed and not windowed:
+        document = min(length, PLAIN_LENGTH // 2)  # of unknown length: half of the longest whose scores are formed
+        return 2 * (queries + keys) * length + document * length * size.heads * WIDE
     if not setup.gpu and not recomputed and formed_whole(rows.count, size.heads, length, length):
         return 2 * (queries + keys) * length + scores * WIDE
     per_token = 2 * (queries + keys) + (0 if recomputed else WIDE * size.heads)
@@ -235,9 +239,9 @@ def _has_teacher(setup: Setup) -> bool:
     return setup.own_teacher or setup.teachers > 0
 
 
-def _head_casts(setup: Setup) -> int:
-    """Return the bytes of the trained head in the products' precision, the student's and its own teacher's."""
-    return (1 + setup.own_teacher) * _head(setup) * setup.itemsize if setup.full and setup.lower else 0
+def _head_cast(setup: Setup) -> int:
+    """Return the bytes of a trained head in the products' precision."""
+    return _head(setup) * setup.itemsize if setup.full and setup.lower else 0
 
 
 def _forward(setup: Setup, rows: Rows) -> Parts:
@@ -248,7 +252,7 @@ def _forward(setup: Setup, rows: Rows) -> Parts:
     checkpointed = temporary if setup.gradient_checkpointing else setup.mlp * size.inner * rows.tokens
     return {
         "activations": _inputs(setup, rows) + checkpointed + hidden,
-        "casts": _casts(setup) + _head_casts(setup),
+        "casts": _casts(setup) + setup.own_teacher * _head_cast(setup),
     }
 
 
@@ -271,8 +275,8 @@ def _loss(setup: Setup, rows: Rows) -> Parts:
         logits = max(logits, size.vocabulary * buffers * chunk * item)
     head = 0
     if setup.full:
-        head = _head_casts(setup)
-        head += 0 if setup.frozen_embeddings else _head(setup) * (WIDE + (item if setup.lower else 0))
+        head = (1 + setup.own_teacher) * _head_cast(setup)
+        head += 0 if setup.frozen_embeddings else _head(setup) * WIDE
     return {
         "activations": _inputs(setup, rows) + normed + (sides + 1) * targets * item * size.width,
         "logits": logits,
@@ -290,8 +294,8 @@ def _backward(setup: Setup, rows: Rows) -> Parts:
     temporary = rows.tokens * (inner * size.inner + 2 * setup.stream * size.width)
     casts = _casts(setup) / (size.depth if setup.gradient_checkpointing else 1)
     pending = 0
-    if setup.full:  # the gradient of a tied head, or a cast one, is added at the end; that of a matrix is temporary
-        pending = _head(setup) * item if (size.tied or setup.lower) and not setup.frozen_embeddings else 0
+    if setup.full:  # the gradient of a tied head is added at the end; that of a matrix is temporary
+        pending = _head(setup) * WIDE if size.tied and not setup.frozen_embeddings else 0
         pending += WIDE * min([*map(math.prod, size.stacked), size.inner * size.width])
     return {"activations": _inputs(setup, rows) + again + temporary, "casts": casts + pending}
 
@@ -302,8 +306,7 @@ def _embedding(setup: Setup, rows: Rows) -> Parts:
     stream = 2 * setup.stream * size.width * rows.tokens
     if not setup.full or setup.frozen_embeddings:
         return {"activations": stream}
-    head = (WIDE if size.tied else 0) + (setup.itemsize if setup.lower else 0)
-    return {"activations": stream, "casts": _head(setup) * (WIDE + head)}
+    return {"activations": stream, "casts": _head(setup) * (2 if size.tied else 1) * WIDE}
 
 
 # Speed of a machine, and estimates of how long work takes on it.
