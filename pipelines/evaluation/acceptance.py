@@ -145,7 +145,7 @@ def judge_cycle(
         looks = 1 if last is None else int(last.data.get("looks", 1))
     decision = judge_all(rules, evidence_of(measured, number), alpha=alpha, looks=looks)
     judged_by = rules, decision, evaluations, number
-    notes = [*_further(session, *judged_by), *_releases(session, *judged_by)]
+    notes = [*_what_would_decide(session, *judged_by), *_releases(session, *judged_by)]
     data = json_safe(decision.to_json() | {"evaluations": _evaluation_ids(*judged_by), NOTES: notes})
     if last is None or last.data != data:  # a cycle that was killed after its judgement is judged again
         reason = f"cycle {number}: {decision.reason}"
@@ -170,7 +170,7 @@ def measured_by(database: Database, evaluations: Evaluations) -> dict[str, dict[
     }
 
 
-def _further(
+def _what_would_decide(
     session: Session, rules: Sequence[Rule], decision: Decision, evaluations: Evaluations, number: int
 ) -> Iterator[str]:
     """Yield, for each rule that further items would decide, how many prompts these take and what asks them; or that
