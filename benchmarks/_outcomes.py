@@ -48,7 +48,7 @@ class Table(Teacher):
         """The identity."""
         return Head(torch.eye(V))
 
-    head_in_training = head
+    head_in_training = head  # of a trained table, too
 
     def hidden(self, batch: Batch) -> torch.Tensor:
         """Return the logits as hidden states, [B, T, V]."""

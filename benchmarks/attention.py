@@ -5,7 +5,7 @@ Run: python -m benchmarks.attention [--rounds 9] [--write]
 One layer's attention, forward and backward, by turns with torch's kernel alone and with plain products that keep the
 scores, on one thread. Times are processor seconds, so that other work on the machine counts little; the ratio is the
 median over the rounds. Errors are those of the gradients against float32, relative to their norm, the worst of queries,
-keys and values. In float32 training uses the kernel as it is, so nothing is compared. A decoded token is a single query
+keys and values. In float32 long rows use the kernel, so nothing is compared. A decoded token is a single query
 to the keys and values of a cache with more room, without gradients; its errors are those of the result.
 """
 

@@ -185,7 +185,8 @@ def _attention(setup: Setup, rows: Rows, window: int | None) -> int:
         keys = queries  # repeated for the kernel that takes a mask
     recomputed = not setup.gpu and item < WIDE
     if not setup.gpu and not recomputed and rows.packed and not windowed:
-        document = min(length, PLAIN_LENGTH // 2)  # of unknown length: half of the longest whose scores are formed
+        # Documents of unknown length: half of the longest whose scores are formed; a short row may be one document.
+        document = length if length <= PLAIN_LENGTH else PLAIN_LENGTH // 2
         return 2 * (queries + keys) * length + document * length * size.heads * WIDE
     if not setup.gpu and not recomputed and formed_whole(rows.count, size.heads, length, length):
         return 2 * (queries + keys) * length + scores * WIDE

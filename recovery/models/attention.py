@@ -3,9 +3,9 @@
 On a CPU the kernel reads the KV cache in place, which a plain product in bfloat16 copies first. Its backward pass in
 bfloat16 takes three to ten times as long as the matrix products it consists of, so those are computed here, some
 queries at a time: scores are never held for whole rows, and blocks of keys that a mask hides are skipped. In float32 it
-is slower for short rows alone, whose scores are formed whole. The kernel computes every score that a mask hides, so
-that documents packed into a row are passed to it one by one: their cost is the sum of T² over documents of T tokens,
-not that of the row.
+is slower for short rows and documents alone, whose scores are formed whole. The kernel computes every score that a mask
+hides, so documents packed into a row are passed to it one by one: the cost is the sum of T² over documents of T tokens,
+not T² of the row.
 """
 
 from __future__ import annotations
@@ -25,11 +25,15 @@ from transformers.masking_utils import sdpa_mask
 from recovery.models.hardware import formed_whole
 
 NAME = "sdpa_or_plain"
-# Queries per block of the backward pass; more in a row of over eight blocks, since oneDNN compiles kernels for each
-# block's shapes and keeps few; fewer if a block has more scores (rows x heads x queries x keys) than this.
+# Queries per block of the backward pass; twice as many where that would make over eight blocks, and so on, since oneDNN
+# compiles kernels for each block's shapes and keeps few; fewer if a block has more scores (rows x heads x queries x
+# keys) than this.
 QUERIES, MOST_BLOCKS = 128, 8
 SCORES = 1 << 24
-# Attributes of a mask, which a token's or a batch's layers share: its bias, and the documents it separates.
+# Longest document of a packed row whose backward pass is in float32. Each document has its own shape, for which oneDNN
+# would compile kernels in bfloat16: that takes longer than these products.
+SHORT_DOCUMENT = 1024
+# Attributes set on a mask, which all layers share in a pass: its bias, and the lengths of the documents it separates.
 _BIAS_ATTRIBUTE, _DOCUMENTS_ATTRIBUTE = "_recovery_bias", "_recovery_documents"
 
 
@@ -64,12 +68,10 @@ def attention(
         attention_mask = attention_mask[..., :keys]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     query, key = query.to(value.dtype), key.to(value.dtype)
-    documents = _documents(attention_mask) if attention_mask is not None and _on_cpu(query) else None
-    if documents is None:
-        mixed = implementation(query, key, value, attention_mask, scale)
-    else:
-        mixed = _by_document(query, key, value, documents, scale)
-    return mixed.transpose(1, 2).contiguous(), None
+    lengths = _document_lengths(attention_mask) if attention_mask is not None and _on_cpu(query) else None
+    if lengths is not None:
+        return _by_document(query, key, value, lengths, scale), None
+    return implementation(query, key, value, attention_mask, scale).transpose(1, 2).contiguous(), None
 
 
 def _implementation(query: Tensor, key: Tensor, value: Tensor) -> Callable[..., Tensor] | None:
@@ -88,8 +90,8 @@ def _on_cpu(query: Tensor) -> bool:
     return query.device.type == "cpu"
 
 
-def _documents(mask: Tensor) -> list[list[int]] | None:
-    """Return the lengths of the documents packed into each row; None if the mask does more than to separate them.
+def _document_lengths(mask: Tensor) -> list[list[int]] | None:
+    """Return the lengths of the documents packed into each row; None if the mask does more than separate them.
 
     It separates them if query q of a document that begins at b attends to the keys b to q. mask [B, 1, T, T].
     """
@@ -99,31 +101,33 @@ def _documents(mask: Tensor) -> list[list[int]] | None:
         at_T = torch.arange(mask.shape[3], device=mask.device)
         first_BT = mask[:, 0].to(torch.uint8).argmax(-1)  # the first key that each query attends to
         begins_BT = first_BT == at_T
-        documents = None
+        lengths = None
         if torch.equal(first_BT, torch.where(begins_BT, at_T, 0).cummax(-1).values) and torch.equal(
             mask[:, 0], (at_T >= first_BT.unsqueeze(-1)) & (at_T <= at_T.unsqueeze(-1))
         ):
-            ends = [[*begins_T.nonzero().flatten().tolist(), mask.shape[3]] for begins_T in begins_BT]
-            documents = [[end - begin for begin, end in itertools.pairwise(row)] for row in ends]
-        setattr(mask, _DOCUMENTS_ATTRIBUTE, documents)
+            bounds = [[*begins_T.nonzero().flatten().tolist(), mask.shape[3]] for begins_T in begins_BT]
+            lengths = [[end - begin for begin, end in itertools.pairwise(row)] for row in bounds]
+        setattr(mask, _DOCUMENTS_ATTRIBUTE, lengths)
     found: list[list[int]] | None = getattr(mask, _DOCUMENTS_ATTRIBUTE)
     return found
 
 
-def _by_document(query: Tensor, key: Tensor, value: Tensor, documents: list[list[int]], scale: float) -> Tensor:
-    """Return attention within each document: with ``documents`` [[2, 3]] that of tokens 0 to 1, then of 2 to 4."""
-    if any(lengths != documents[0] for lengths in documents):
-        rows = zip(*(x.split(1) for x in (query, key, value)), documents, strict=True)
-        return torch.cat([_by_document(q, k, v, [lengths], scale) for q, k, v, lengths in rows])
+def _by_document(query: Tensor, key: Tensor, value: Tensor, lengths: list[list[int]], scale: float) -> Tensor:
+    """Return attention within each document, [B, Q, heads, d]: with ``lengths`` [[2, 3]] that of tokens 0 and 1, then
+    of 2 to 4.
+    """
+    if any(row != lengths[0] for row in lengths):
+        rows = zip(*(x.split(1) for x in (query, key, value)), lengths, strict=True)
+        return torch.cat([_by_document(q, k, v, [row], scale) for q, k, v, row in rows])
     mixed = []
-    for part in zip(*(x.split(documents[0], 2) for x in (query, key, value)), strict=True):
-        implementation = _implementation(*part)
+    for q, k, v in zip(*(x.split(lengths[0], 2) for x in (query, key, value)), strict=True):
+        implementation = _implementation(q, k, v)
         assert implementation is not None  # on a CPU
-        # Each document has its own shape, for which oneDNN would compile kernels in bfloat16: that takes longer than
-        # the products in float32. Rows of one length share their kernels over all layers.
-        more = (torch.float32,) if implementation is _recomputed else ()
-        mixed.append(implementation(*part, None, scale, *more))
-    return torch.cat(mixed, 2)
+        if implementation is _recomputed and q.shape[2] <= SHORT_DOCUMENT:
+            mixed.append(_recomputed(q, k, v, None, scale, torch.float32).transpose(1, 2))
+        else:
+            mixed.append(implementation(q, k, v, None, scale).transpose(1, 2))
+    return torch.cat(mixed, 1)
 
 
 def _fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
@@ -148,10 +152,12 @@ def _recomputed(
     value: Tensor,
     mask: Tensor | None,
     scale: float,
-    products: torch.dtype = torch.bfloat16,
+    products: torch.dtype | None = None,
 ) -> Tensor:
-    """Return the kernel's result, with a backward pass that computes the scores again, in ``products``."""
-    return _Recomputed.apply(query, key, value, mask, scale, products)
+    """Return the kernel's result, with a backward pass that computes the scores again, in ``products`` or as they were
+    computed.
+    """
+    return _Recomputed.apply(query, key, value, mask, scale, products or value.dtype)
 
 
 class _Recomputed(torch.autograd.Function):
@@ -195,7 +201,7 @@ class _Recomputed(torch.autograd.Function):
 def _blocks(query: Tensor, key: Tensor, mask: Tensor | None) -> Iterator[tuple[slice, int, int]]:
     """Yield blocks of queries, each with the first and the last (excluded) key that any of them attends to."""
     rows, heads, queries, _ = query.shape
-    size = max(QUERIES, math.ceil(queries / MOST_BLOCKS))
+    size = QUERIES * math.ceil(queries / (QUERIES * MOST_BLOCKS))
     size = max(1, min(size, SCORES // (rows * heads * key.shape[2])))
     for start in range(0, queries, size):
         block = slice(start, min(start + size, queries))

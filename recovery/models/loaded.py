@@ -123,8 +123,8 @@ class Loaded:
 
     @property
     def head_in_training(self) -> Head:
-        """The output head with its own weights: the fused loss multiplies in the precision of the hidden states, and
-        returns a gradient that is not rounded to it.
+        """The output head with its own weights: the fused loss multiplies in the narrower type of head and hidden
+        states, and returns a gradient that is not rounded to it.
         """
         return self._head
 

@@ -298,10 +298,10 @@ def test_a_server_that_goes_down_costs_what_is_unanswered(
     session: Session, config: EvalConfig, address: str, lines: list[str]
 ) -> None:
     asked: list[str] = []
-    answered: list[tuple[int, Any]] = []
-    most, counted, down = 4, threading.Lock(), threading.Event()
+    answered, most, counted, down = 0, 4, threading.Lock(), threading.Event()
 
     def counting(path: str, body: Any, forward: Forward) -> tuple[int, Any]:
+        nonlocal answered
         if path != "/v1/chat/completions" or body["max_tokens"] <= 2:
             return forward(path, body)
         with counted:
@@ -309,12 +309,15 @@ def test_a_server_that_goes_down_costs_what_is_unanswered(
             if is_up:
                 asked.append(json.dumps(body["messages"]))
         if not is_up:
-            down.wait(60)  # until those before have their answers: one on its way would be asked again
+            # Until those before are answered: one on its way would be asked again. The server is waited for longer
+            # than the last of these answers takes to arrive.
+            down.wait(60)
             return 503, {"error": "down"}
         answer = forward(path, body)
-        answered.append(answer)
-        if len(answered) == most:
-            down.set()
+        with counted:
+            answered += 1
+            if answered == most:
+                down.set()
         return answer
 
     with before(address, counting) as remote:

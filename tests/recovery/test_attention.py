@@ -12,9 +12,10 @@ from recovery.models import attention
 from recovery.models.attention import (
     QUERIES,
     SCORES,
+    SHORT_DOCUMENT,
     _bias,
     _blocks,
-    _documents,
+    _document_lengths,
     _fused,
     _implementation,
     _plain,
@@ -120,15 +121,29 @@ def test_a_document_in_a_packed_row_is_computed_as_if_alone(rows: tuple[list[int
 
 
 def test_documents_are_read_from_a_mask_that_does_nothing_else() -> None:
-    assert _documents(packed([2, 3, 1], [1, 5])) == [[2, 3, 1], [1, 5]]
-    assert _documents(packed([6])) == [[6]]
+    assert _document_lengths(packed([2, 3, 1], [1, 5])) == [[2, 3, 1], [1, 5]]
+    assert _document_lengths(packed([6])) == [[6]]
     for change in ((0, 0, 4, 3), (0, 0, 4, 0), (0, 0, 1, 1), (0, 0, 5, 3), (0, 0, 2, 5)):
         mask = packed([2, 3, 1])
         mask[change] = ~mask[change]
-        assert _documents(mask) is None, change
+        assert _document_lengths(mask) is None, change
     window = torch.ones(1, 1, 6, 6, dtype=torch.bool).tril().triu(-2)
     by_head, one_query = packed([2, 4]).expand(-1, 3, -1, -1), packed([6])[..., -1:, :]
-    assert [_documents(mask) for mask in (window, by_head, one_query)] == [None] * 3
+    padded = packed([2, 4], [2, 4])
+    padded[1, :, :2] = False  # queries that attend to nothing
+    assert [_document_lengths(mask) for mask in (window, by_head, one_query, padded)] == [None] * 4
+
+
+def test_a_long_document_of_a_packed_row_has_the_gradients_of_a_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    mask, found = packed([30, 6], [30, 6]), []
+    for longest in (SHORT_DOCUMENT, 10):
+        monkeypatch.setattr(attention, "SHORT_DOCUMENT", longest)
+        leaves = [x.requires_grad_() for x in tensors(36, 36, torch.bfloat16)]
+        attention.attention(torch.nn.Module(), *leaves, mask)[0].float().square().sum().backward()
+        found.append([leaf.grad for leaf in leaves])
+    for exact, rounded in zip(*found, strict=True):
+        assert exact is not None and rounded is not None and not torch.equal(exact, rounded)
+        assert (exact - rounded).norm() < 0.02 * exact.norm()
 
 
 def test_blocks_leave_out_the_keys_that_no_query_attends_to() -> None:
