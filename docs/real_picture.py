@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from db.cycle_evidence import POOLED
-from pipelines.experiments.page import gain_cell, share
+from pipelines.experiments.page import SAME_OPERATIONS, gain_cell, share
 from pipelines.experiments.records import (
     BEYOND,
     FACTS,
@@ -17,13 +17,14 @@ from pipelines.experiments.records import (
     OWN,
     OWN_BEYOND,
     Record,
+    beside,
     relative,
     shares_by_run,
 )
 
 CYCLES = 3
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks/results"
-JOB, STEP = RESULTS / "job-smollm2.json", RESULTS / "step-smollm2.json"
+JOB = RESULTS / "job-smollm2.json"
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 330, 64, 190, 46, 44
 HIGHEST = 1.2  # of the vertical axis, in shares of base
 # Arm, kind of checkpoint at the end of a cycle, colour, and the words beside its line.
@@ -55,19 +56,35 @@ def lines(records: Sequence[Record], main: str) -> str:
     )
     runs = json.loads(JOB.read_text(encoding="utf-8"))["runs"]
     pairs = [peer["seconds"] / own["seconds"] for own, peer in zip(runs["ours"], runs["TRL"], strict=True)]
-    step = json.loads(STEP.read_text(encoding="utf-8"))["ratios"]["seconds"]
     return (
         f"- **Behaviour.** Training on documents and questions alone leaves {alone} of SmolLM2-135M's\n"
         f"  score on IFEval, not counting instructions that a constant reply follows (95% intervals).\n"
         f"  The defaults leave {kept[0]} after one cycle ({seeds[0]}), {kept[1]} after {last} ({seeds[1]});\n"
         f"  on own prompts {own[0]} and {own[1]}.\n"
+        f"{_against_replay(records, mine)}"
         f"- **Knowledge.** After {cycles} cycles {gap} of the gap between the clean model's answers without\n"
         f"  and with the page is closed ({_seeds(sum(r.cycles == cycles for r in mine))}).\n"
         f"  Of facts never asked in training it answers {facts:.0%}, the clean model with the page {opened:.0%}.\n"
         f"  [All figures](docs/real.md)\n"
         f"- **Speed.** TRL takes {statistics.median(pairs):.1f} times as long for a whole short job\n"
-        f"  ([figures](benchmarks/results/job-smollm2.md)), {step:.1f} times for a recovery's step\n"
-        f"  ([figures](benchmarks/results/step-smollm2.md))."
+        f"  ([figures](benchmarks/results/job-smollm2.md))."
+    )
+
+
+def _against_replay(records: Sequence[Record], mine: Sequence[Record]) -> str:
+    """Return what replay at the same operations leaves out after the last cycle that both have, of the first seed."""
+    pairs = [(one, r) for r in records if r.arm == SAME_OPERATIONS for one in mine if one.seed == r.seed]
+    if not pairs:
+        return ""
+    own, replayed = pairs[0]
+    cycle = min(own.cycles, replayed.cycles)
+    less = {
+        one.name: (f"{100 * one.difference:.1f}", f"({100 * one.low:.1f} to {100 * one.high:.1f})")
+        for one in beside(own, replayed, cycle)
+    }
+    return (
+        f"  After {cycle} cycles, 30% replay at the same operations is {less['instructions'][0]} points\n"
+        f"  {less['instructions'][1]} below on these, {' '.join(less['questions'])} on questions (one seed).\n"
     )
 
 

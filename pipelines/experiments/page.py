@@ -20,6 +20,7 @@ from pipelines.experiments.records import (
     Record,
     Value,
     answered,
+    beside,
     gained,
     gap_on_held_out,
     share_of_base,
@@ -47,6 +48,12 @@ _REGISTERED = (
     "The bounds and their day are in the [log](log.md); older runs were there before them. A bound on an interval is "
     "missed where too few prompts leave it open, too."
 )
+SAME_OPERATIONS = "replay-equal-flops"
+_REPLAY = (
+    "Mid-training alone, with 30% of its tokens the clean model's own answers, for as many operations as a whole cycle "
+    "of the defaults: sampling and teachers' scores counted. Differences are those of the defaults, in points, on the "
+    "same items, paired; p is corrected over both figures of a cycle (Holm)."
+)
 _KINDS = ("midtrained", "recovered")
 _NAMES = {"midtrained": "mid-trained", "recovered": "recovered"}
 
@@ -69,6 +76,8 @@ def page(records: Sequence[Record], main: str, command: str, held_out: Collectio
         parts += ["", headline(shown, main), "", *([f"![{headline(shown, main)}]({picture})", ""] if picture else [])]
         parts += ["## The defaults", "", _about(main_records), "", *_table(main_records, held_out), "", _MEASURES]
         parts += ["", "## Against the bounds", "", _REGISTERED, "", *_bounds(main_records)]
+        if rows := _beside_replay(main_records, [record for record in shown if record.arm == SAME_OPERATIONS]):
+            parts += ["", "## Beside replay at the same operations", "", _REPLAY, "", *rows]
     parts += ["", "## Beside the other arms", "", *_arms(shown, held_out)]
     for record in main_records[:1]:
         parts += ["", "## Ten prompts, answered", "", *_answers(record)]
@@ -197,6 +206,28 @@ def _bounds(records: Sequence[Record]) -> list[str]:
         for bound in BOUNDS
     ]
     return table_lines(["must", *(f"cycle {cycle}" for cycle in cycles)], rows)
+
+
+def _beside_replay(records: Sequence[Record], replayed: Sequence[Record]) -> list[str]:
+    """Return how the main arm differs from replay, a row for each cycle of a seed that both have and each figure."""
+    names = {"instructions": "own prompts beyond constant replies", "questions": "questions answered, all corpora"}
+    rows = [
+        [
+            str(cycle), str(record.seed), names[one.name], f"{one.first:.3f}", f"{one.second:.3f}",
+            f"{100 * one.difference:+.1f} ({100 * one.low:+.1f} to {100 * one.high:+.1f})",
+            "–" if one.p_adjusted is None else f"{one.p_adjusted:.3f}", f"{one.n:,}",
+        ]
+        for record in records
+        for other in replayed
+        if record.seed == other.seed
+        for cycle in range(1, min(record.cycles, other.cycles) + 1)
+        for one in beside(record, other, cycle)
+    ]  # fmt: skip
+    return (
+        table_lines(["after cycle", "seed", "figure", "replay", "the defaults", "difference", "p", "items"], rows)
+        if rows
+        else []
+    )
 
 
 def _arms(records: Sequence[Record], held_out: Collection[str]) -> list[str]:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from evals.beyond_constant import DETAIL, ECHO
-from evals.paired_tests import Judged, compare
+from evals.paired_tests import Comparison, Judged, compare
+from evals.statistics import holm
 from recovery.errors import UsageError
 
 IFEVAL, OWN, ASKED = "ifeval", "instruction_following", "domain_knowledge"  # suites whose items are recorded
@@ -172,6 +173,34 @@ def judged(measured: Measured, name: str) -> dict[str, Judged]:
     items = measured.items.get(name, {})
     return {
         f"{key}#{at}": Judged(float(one), key) for key, verdicts in items.items() for at, one in enumerate(verdicts)
+    }
+
+
+def beside(record: Record, other: Record, cycle: int) -> list[Comparison]:
+    """Return what a cycle's last checkpoint gains over another run's: instructions of our own prompts beyond constant
+    replies, and answered questions about all corpora so far; p-values corrected over both (Holm). Empty if one of the
+    runs lacks the cycle or its items.
+    """
+    mine, theirs = record.at(cycle, "last"), other.at(cycle, "last")
+    if mine is None or theirs is None:
+        return []
+    name = f"{OWN}/{DETAIL}"
+    found = [
+        compare("instructions", judged(theirs, name), judged(mine, name)),
+        compare("questions", _answered_items(theirs), _answered_items(mine)),
+    ]
+    measured = [one for one in found if one is not None and one.p_value is not None]
+    corrected = holm([one.p_value for one in measured if one.p_value is not None])
+    return [dataclasses.replace(one, p_adjusted=p) for one, p in zip(measured, corrected, strict=True)]
+
+
+def _answered_items(measured: Measured) -> dict[str, Judged]:
+    """Return by question whether the response holds an accepted answer."""
+    suites = (name for name in measured.items if name.startswith(f"{ASKED}/"))
+    return {
+        f"{name}#{key}": Judged(float("1" in verdicts))
+        for name in suites
+        for key, verdicts in measured.items[name].items()
     }
 
 
