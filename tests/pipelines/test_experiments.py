@@ -18,7 +18,7 @@ from evals.paired_tests import compare, paired_difference
 from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.experiments.confirm import claims, judged, plan_text
 from pipelines.experiments.demo import Scenario
-from pipelines.experiments.page import figures, gain_cell, page
+from pipelines.experiments.page import SAME_OPERATIONS, figures, gain_cell, page
 from pipelines.experiments.records import (
     BEYOND,
     BOUNDS,
@@ -26,6 +26,7 @@ from pipelines.experiments.records import (
     OWN,
     Measured,
     Record,
+    beside,
     read_records,
     share_of_base,
     shares_by_run,
@@ -120,6 +121,32 @@ def test_the_page_says_what_the_main_arm_keeps_learns_and_misses() -> None:
     assert kept.endswith("| –, kept | –, – | –, – |")
     assert any(row.startswith("| K above 0") and "| **missed** | – | – |" in row for row in rows)
     assert "| `Say *hi*.` | `hi` | `<b>no</b> # not a heading` | (nothing) |" in rows, "responses are code, on one line"
+
+
+def answering(run: Record, instructions: dict[str, str], questions: dict[str, str]) -> Record:
+    """A run whose recovered model has these verdicts of instructions, and of questions about its corpus."""
+    *others, end = run.checkpoints
+    items = {"instruction_following/beyond_constant": instructions, "domain_knowledge/1": questions}
+    return replace(run, checkpoints=(*others, replace(end, items=items)))
+
+
+def test_the_page_sets_the_defaults_beside_replay_at_the_same_operations() -> None:
+    asked = [f"q{number}" for number in range(20)]
+    ours = answering(RUN, dict.fromkeys("abcdefgh", "11"), dict.fromkeys(asked[:12], "01") | {"x": "11"})
+    theirs = answering(replace(RUN, arm=SAME_OPERATIONS), dict.fromkeys("abcdefgh", "10"), dict.fromkeys(asked, "00"))
+    instructions, questions = beside(ours, theirs, 1)
+    assert (instructions.first, instructions.second, instructions.n) == (0.5, 1.0, 16)
+    assert (questions.first, questions.second, questions.n) == (0.0, 1.0, 12), "asked of both; any accepted answer"
+    assert questions.p_value == pytest.approx(2 * 0.5**12), "McNemar's test: twelve won, none lost"
+    p_values = sorted(one.p_value for one in (instructions, questions))  # type: ignore[type-var]
+    assert sorted(one.p_adjusted for one in (instructions, questions)) == pytest.approx(  # type: ignore[type-var]
+        [2 * p_values[0], max(2 * p_values[0], p_values[1])]
+    )
+    assert beside(ours, theirs, 2) == [], "neither has a second cycle"
+    text = page([ours, theirs], "two-teachers", "the command")
+    assert "## Beside replay at the same operations" in text
+    assert "| 1 | 0 | questions answered, all corpora | 0.000 | 1.000 | +100.0 (" in text
+    assert "same operations" not in page([ours, replace(theirs, seed=1)], "two-teachers", "the command")
 
 
 def test_a_confirmation_says_before_what_refutes_it_and_judges_every_stage_by_that() -> None:
