@@ -33,6 +33,9 @@ SCORES = 1 << 24
 # Longest document of a packed row whose backward pass is in float32. Each document has its own shape, for which oneDNN
 # would compile kernels in bfloat16: that takes longer than these products.
 SHORT_DOCUMENT = 1024
+# Products of queries and keys that a mask hides, per document, from which computing documents one by one pays: the calls
+# for a document take 0.1 to 0.3 ms.
+HIDDEN_PRODUCTS = 1 << 22
 # Attributes set on a mask, which all layers share in a pass: its bias, and the lengths of the documents it separates.
 _BIAS_ATTRIBUTE, _DOCUMENTS_ATTRIBUTE = "_recovery_bias", "_recovery_documents"
 
@@ -69,7 +72,7 @@ def attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     query, key = query.to(value.dtype), key.to(value.dtype)
     lengths = _document_lengths(attention_mask) if attention_mask is not None and _on_cpu(query) else None
-    if lengths is not None:
+    if lengths is not None and _pays(query, lengths):
         return _by_document(query, key, value, lengths, scale), None
     return implementation(query, key, value, attention_mask, scale).transpose(1, 2).contiguous(), None
 
@@ -110,6 +113,16 @@ def _document_lengths(mask: Tensor) -> list[list[int]] | None:
         setattr(mask, _DOCUMENTS_ATTRIBUTE, lengths)
     found: list[list[int]] | None = getattr(mask, _DOCUMENTS_ATTRIBUTE)
     return found
+
+
+def _pays(query: Tensor, lengths: list[list[int]]) -> bool:
+    """Return whether documents of these lengths are faster one by one than whole rows with their mask.
+
+    A row of T tokens costs T² products for each head and number of its width, a document of t tokens t²/2.
+    """
+    rows, heads, tokens, width = query.shape
+    seen = sum(length * length for row in lengths for length in row) / 2 / len(lengths)
+    return rows * heads * width * (tokens * tokens - seen) > HIDDEN_PRODUCTS * sum(map(len, lengths))
 
 
 def _by_document(query: Tensor, key: Tensor, value: Tensor, lengths: list[list[int]], scale: float) -> Tensor:

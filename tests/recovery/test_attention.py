@@ -18,6 +18,7 @@ from recovery.models.attention import (
     _document_lengths,
     _fused,
     _implementation,
+    _pays,
     _plain,
     _recomputed,
 )
@@ -105,7 +106,10 @@ def packed(*rows: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [([5, 1, 30], [5, 1, 30]), ([5, 1, 30], [20, 16]), ([36], [36])])
-def test_a_document_in_a_packed_row_is_computed_as_if_alone(rows: tuple[list[int], ...], dtype: torch.dtype) -> None:
+def test_a_document_in_a_packed_row_is_computed_as_if_alone(
+    rows: tuple[list[int], ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "HIDDEN_PRODUCTS", 0)
     query, key, value = (x.requires_grad_() for x in tensors(36, 36, dtype))
     found, _ = attention.attention(torch.nn.Module(), query, key, value, packed(*rows))
     found.float().square().sum().backward()
@@ -135,6 +139,7 @@ def test_documents_are_read_from_a_mask_that_does_nothing_else() -> None:
 
 
 def test_a_long_document_of_a_packed_row_has_the_gradients_of_a_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "HIDDEN_PRODUCTS", 0)
     mask, found = packed([30, 6], [30, 6]), []
     for longest in (SHORT_DOCUMENT, 10):
         monkeypatch.setattr(attention, "SHORT_DOCUMENT", longest)
@@ -144,6 +149,15 @@ def test_a_long_document_of_a_packed_row_has_the_gradients_of_a_short_one(monkey
     for exact, rounded in zip(*found, strict=True):
         assert exact is not None and rounded is not None and not torch.equal(exact, rounded)
         assert (exact - rounded).norm() < 0.02 * exact.norm()
+
+
+def test_documents_are_taken_one_by_one_where_the_mask_hides_much() -> None:
+    def pays(rows: int, heads: int, width: int, *lengths: list[int]) -> bool:
+        return _pays(torch.empty(rows, heads, sum(lengths[0]), width, device="meta"), list(lengths))
+
+    assert pays(1, 9, 64, [50] * 40) and pays(4, 9, 64, *[[100] * 5] * 4), "a model of 135M parameters"
+    assert pays(1, 9, 64, [2048]), "the kernel skips what comes later if there is no mask"
+    assert not pays(8, 4, 32, *[[50] * 5] * 8), "the miniature"
 
 
 def test_blocks_leave_out_the_keys_that_no_query_attends_to() -> None:
