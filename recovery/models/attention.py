@@ -33,7 +33,7 @@ SCORES = 1 << 24
 # Longest document of a packed row whose backward pass is in float32. Each document has its own shape, for which oneDNN
 # would compile kernels in bfloat16: that takes longer than these products.
 SHORT_DOCUMENT = 1024
-# Products of queries and keys that a mask hides, per document, from which computing documents one by one pays: the calls
+# Products of queries and keys that a mask hides, per document, from which documents one by one pay: the calls
 # for a document take 0.1 to 0.3 ms.
 HIDDEN_PRODUCTS = 1 << 22
 # Attributes set on a mask, which all layers share in a pass: its bias, and the lengths of the documents it separates.
