@@ -72,15 +72,20 @@ def lines(records: Sequence[Record], main: str) -> str:
 
 
 def _against_replay(records: Sequence[Record], mine: Sequence[Record]) -> str:
-    """Return what replay at the same operations leaves out after the last cycle that both have, of the first seed."""
+    """Return how far replay at the same operations is below after the last cycle that the first seed of both has.
+
+    Empty if one of the differences is not shown.
+    """
     pairs = [(one, r) for r in records if r.arm == SAME_OPERATIONS for one in mine if one.seed == r.seed]
     if not pairs:
         return ""
     own, replayed = pairs[0]
     cycle = min(own.cycles, replayed.cycles)
+    found = beside(own, replayed, cycle)
+    if len(found) < 2 or any(one.low <= 0 or (one.p_adjusted or 0.0) >= 0.05 for one in found):
+        return ""
     less = {
-        one.name: (f"{100 * one.difference:.1f}", f"({100 * one.low:.1f} to {100 * one.high:.1f})")
-        for one in beside(own, replayed, cycle)
+        one.name: (f"{100 * one.difference:.1f}", f"({100 * one.low:.1f} to {100 * one.high:.1f})") for one in found
     }
     return (
         f"  After {cycle} cycles, 30% replay at the same operations is {less['instructions'][0]} points\n"

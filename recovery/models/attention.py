@@ -25,15 +25,15 @@ from transformers.masking_utils import sdpa_mask
 from recovery.models.hardware import formed_whole
 
 NAME = "sdpa_or_plain"
-# Queries per block of the backward pass; twice as many where that would make over eight blocks, and so on, since oneDNN
-# compiles kernels for each block's shapes and keeps few; fewer if a block has more scores (rows x heads x queries x
-# keys) than this.
+# Queries per block of the backward pass; a multiple where that would make over eight blocks, since oneDNN compiles
+# kernels for each block's shapes and keeps few; fewer if a block has more scores (rows x heads x queries x keys) than
+# SCORES.
 QUERIES, MOST_BLOCKS = 128, 8
 SCORES = 1 << 24
 # Longest document of a packed row whose backward pass is in float32. Each document has its own shape, for which oneDNN
 # would compile kernels in bfloat16: that takes longer than these products.
 SHORT_DOCUMENT = 1024
-# Products of queries and keys that a mask hides, per document, from which documents one by one pay: the calls
+# Documents are taken one by one if a mask hides more products of queries and keys than this for each of them: the calls
 # for a document take 0.1 to 0.3 ms.
 HIDDEN_PRODUCTS = 1 << 22
 # Attributes set on a mask, which all layers share in a pass: its bias, and the lengths of the documents it separates.
